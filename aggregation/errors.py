@@ -1,0 +1,26 @@
+"""What can be wrong with numbers, one class for each question.
+
+ValueError
+├── CodecError     bytes that are no canonical frame, or values that no frame can hold
+├── LayoutError    parameters and a flat vector that do not fit together
+├── RuleError      contributions or weights that a rule cannot combine
+└── SpecError      arithmetic settings that contradict each other or are out of range
+"""
+
+from __future__ import annotations
+
+
+class CodecError(ValueError):
+    """Bytes that are no canonical frame, or values that no frame can hold."""
+
+
+class LayoutError(ValueError):
+    """Parameters and a flat vector that do not fit together."""
+
+
+class RuleError(ValueError):
+    """Contributions or weights that a rule cannot combine."""
+
+
+class SpecError(ValueError):
+    """Arithmetic settings that contradict each other or are out of range."""

@@ -1,0 +1,180 @@
+"""Frames: what travels on a stream is one of several messages, read by slicing.
+
+A frame's one field carries a message's own bytes, so what is in it obeys its own limits before anything is parsed, and
+what is signed passes as the exact bytes of its envelope.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, fields
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from protos import exchange_pb2, limits, round_pb2
+from protos.bounds import Bound, Unfit, item_bound
+from protos.calls import Declined
+from protos.convert import Converter, converter
+from protos.messages import (
+    AttemptFailed,
+    ChunkHead,
+    Commit,
+    Evaluation,
+    ExchangeReport,
+    FetchHead,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Missing,
+    Part,
+    Records,
+    Refusal,
+    Signed,
+    SignedMessage,
+    StateDigest,
+    Welcome,
+)
+from protos.survey import DELIMITED, walk
+
+_MUST_BE_SIGNED = typing.get_args(SignedMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One field of a frame: a message (`convert`), or the single bytes or text that a small class holds (`bound`)."""
+
+    name: str
+    tag: bytes
+    cls: type
+    convert: Converter | None = None
+    attribute: str = ""
+    is_text: bool = False
+    bound: Bound | None = None
+
+
+class Frames:
+    """The frames of one direction of a stream. `encode` and `decode` raise Unfit."""
+
+    def __init__(self, proto: type[Message], kinds: dict[str, type]) -> None:
+        self.name = proto.DESCRIPTOR.name
+        self._by_class: dict[type, _Kind] = {}
+        self._by_number: dict[int, _Kind] = {}
+        for descriptor in proto.DESCRIPTOR.fields:
+            cls = kinds[descriptor.name]
+            kind = _kind(descriptor, cls)
+            self._by_class[cls] = self._by_number[descriptor.number] = kind
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        return tuple(self._by_class)
+
+    def encode(self, message: object) -> bytes:
+        cls = type(message)
+        kind = self._by_class.get(cls)
+        if kind is None:
+            must = cls in _MUST_BE_SIGNED
+            raise Unfit(f"{cls.__name__} travels as its envelope: seal it" if must else f"carries no {cls.__name__}")
+        try:
+            payload = _payload(kind, message)
+        except Unfit as unfit:
+            raise unfit.within(f".{kind.name}") from None
+        return kind.tag + _varint(len(payload)) + payload
+
+    def decode(self, raw: bytes) -> object:
+        if len(raw) > limits.FRAME_BYTES:
+            raise Unfit(f"{len(raw)} bytes exceed the limit of {limits.FRAME_BYTES}")
+        found: tuple[_Kind, int, int] | None = None
+        unknown: list[int] = []
+        for number, wire_type, start, end in walk(raw, 0, len(raw)):
+            kind = self._by_number.get(number)
+            if kind is None:
+                unknown.append(number)
+                if len(unknown) > limits.UNKNOWN_FIELDS:
+                    raise Unfit("holds too many unknown fields")
+                continue
+            if wire_type != DELIMITED:
+                raise Unfit(f"wire type {wire_type}").within(f".{kind.name}")
+            if found is not None:
+                raise Unfit(f"holds {found[0].name} and {kind.name}, where one message is a frame")
+            found = kind, start, end
+        if found is None:
+            raise Unfit(f"holds an unknown message ({unknown[0]})" if unknown else "is empty")
+        kind, start, end = found
+        try:
+            return _message(kind, raw[start:end])
+        except Unfit as unfit:
+            raise unfit.within(f".{kind.name}") from None
+
+
+def _kind(descriptor: Any, cls: type) -> _Kind:
+    tag = _varint(descriptor.number << 3 | DELIMITED)
+    if descriptor.message_type is not None:
+        return _Kind(descriptor.name, tag, cls, convert=converter(cls))
+    (field,) = fields(cls)
+    is_text = descriptor.type == FieldDescriptor.TYPE_STRING
+    bound = item_bound(cls.__name__, field.name, str if is_text else bytes)
+    return _Kind(descriptor.name, tag, cls, attribute=field.name, is_text=is_text, bound=bound)
+
+
+def _payload(kind: _Kind, message: object) -> bytes:
+    if kind.convert is not None:
+        return kind.convert.encode(message)
+    value = getattr(message, kind.attribute)
+    if kind.bound is not None:
+        kind.bound.check(value)
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _message(kind: _Kind, payload: bytes) -> object:
+    if kind.convert is not None:
+        return kind.convert.decode(payload)
+    value: bytes | str = payload
+    if kind.is_text:
+        try:
+            value = payload.decode()
+        except UnicodeDecodeError:
+            raise Unfit("is no UTF-8") from None
+    if kind.bound is not None:
+        kind.bound.check(value)
+    return kind.cls(value)
+
+
+def _varint(value: int) -> bytes:
+    done = bytearray()
+    while value > 127:
+        done.append(value & 127 | 128)
+        value >>= 7
+    done.append(value)
+    return bytes(done)
+
+
+MEMBER = Frames(
+    round_pb2.MemberFrame,
+    {
+        "hello": Hello,
+        "heartbeat": Heartbeat,
+        "missing": Missing,
+        "refusal": Refusal,
+        "exchange_report": ExchangeReport,
+        "evaluation": Evaluation,
+        "state_digest": StateDigest,
+        "records": Records,
+        "signed": Signed,
+    },
+)
+LEADER = Frames(
+    round_pb2.LeaderFrame,
+    {
+        "welcome": Welcome,
+        "commit": Commit,
+        "attempt_failed": AttemptFailed,
+        "records": Records,
+        "goodbye": Goodbye,
+        "signed": Signed,
+    },
+)
+CHUNK = Frames(exchange_pb2.ChunkFrame, {"head": ChunkHead, "part": Part, "deal": Signed})
+RECEIPT = Frames(exchange_pb2.ReceiptFrame, {"envelope": Signed, "refusal": Declined})
+FETCH = Frames(exchange_pb2.FetchFrame, {"head": FetchHead, "part": Part})

@@ -1,0 +1,203 @@
+"""The RunSpec: everything that all nodes of a run must agree on, validated once and signed by the run key.
+
+Its bytes are canonical JSON inside an envelope with purpose "runspec"; what is signed is those exact bytes, so a reader
+never depends on how a writer orders its keys. Unknown keys are refused: a newer revision of the protocol names its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SPEC_BYTES_MAX = 256 * 1024
+
+Positive = Annotated[int, Field(gt=0, le=2**53)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class SpecError(ValueError):
+    """A RunSpec that can't be: names the field."""
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class ModelSpec(Part):
+    task: Literal["causal_lm"] = "causal_lm"
+    config: dict[str, Any]
+    """A Hugging Face config as JSON, with `model_type`."""
+    tokenizer: str
+    """`tokenizer.json`, whole, for a byte-level tokenizer; its hash is in `tokenizer_hash`."""
+    tokenizer_hash: Hex32
+    n_parameters: Positive
+    n_values: Positive
+    """D: values of the flat vector, block padding included."""
+    layout_digest: Hex32
+    initial_digest: Hex32
+
+
+class DataSpec(Part):
+    root: Hex32
+    """Root of the Merkle tree over the pieces' BLAKE3 hashes, train shard then validation shard."""
+    sequence_length: Positive
+    token_bytes: Literal[1, 2, 4]
+    """Width of a stored token, little-endian unsigned."""
+    n_train_sequences: Positive
+    n_val_sequences: Positive
+    piece_bytes: Positive = 2**20
+    sequences_per_piece: Positive
+    """No sequence straddles a piece: a piece holds this many whole sequences (the last one fewer)."""
+    seed: Count
+    source: str
+    """What it was made from, for people: "python standard library 3.11.7", a folder's name."""
+
+
+class InnerSpec(Part):
+    optimiser: Literal["adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Field(ge=0, le=10)] = 3e-3
+    warmup_steps: Count = 50
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    decay_exempt: Literal["one_dimensional", "none"] = "one_dimensional"
+    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Global gradient norm; 0 means no clipping."""
+
+
+class OuterSpec(Part):
+    lr: Annotated[float, Field(ge=0, le=10)] = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
+
+
+class WorkSpec(Part):
+    batch_tokens: Positive = 1024
+    h: Annotated[int, Field(gt=0, le=10**6)] = 30
+    steps_min: Positive = 1
+    batch_scale_max: Annotated[int, Field(ge=1, le=64)] = 4
+    end_rounds: Count = 0
+    """Committed rounds with contributions after which the run ends; 0: none."""
+    end_tokens: Count = 0
+
+
+class CodecSpec(Part):
+    name: Literal["int8", "fp32"] = "int8"
+    block: Annotated[int, Field(ge=32, le=65536)] = 1024
+    chunk_values: Annotated[int, Field(ge=1024, le=2**24)] = 2**20
+    leaf_values: Annotated[int, Field(ge=1024, le=2**20)] = 2**16
+
+    @model_validator(mode="after")
+    def _nested(self) -> CodecSpec:
+        if self.leaf_values % self.block or self.chunk_values % self.leaf_values:
+            raise ValueError("chunk_values must be a multiple of leaf_values, and leaf_values of block")
+        return self
+
+
+class RuleSpec(Part):
+    name: str = "mean"
+    f_max: Count = 0
+    weight_cap: Annotated[float, Field(ge=1, le=1e6)] = 8.0
+    gate_low: Annotated[float, Field(ge=0, le=1)] = 0.1
+    gate_high: Annotated[float, Field(ge=1, le=1e6)] = 3.0
+    replicas: Annotated[int, Field(ge=1, le=4)] = 1
+    degraded: bool = True
+    """Whether N = 1 and N = 2 commit; open runs of strangers set it to false."""
+
+
+class DeadlineSpec(Part):
+    train_limit_s: Seconds = 600.0
+    commitment_s: Seconds = 60.0
+    exchange_s: Seconds = 120.0
+    vote_s: Seconds = 120.0
+    heartbeat_s: Seconds = 1.0
+    heartbeat_timeout_s: Seconds = 15.0
+    gone_grace_s: Seconds = 3.0
+    """How long a seated member whose line broke is still waited for: reconnecting takes about a second."""
+    no_progress_s: Seconds = 30.0
+    """A transfer without a byte for this long is given up and goes elsewhere."""
+    minority_wait_s: Seconds = 300.0
+    max_absence_s: Seconds = 7 * 86400.0
+
+    @model_validator(mode="after")
+    def _nested(self) -> DeadlineSpec:
+        if self.heartbeat_timeout_s < 3 * self.heartbeat_s:
+            raise ValueError("heartbeat_timeout_s must be at least 3 heartbeat_s")
+        if self.no_progress_s > self.exchange_s:
+            raise ValueError(
+                "no_progress_s must not exceed exchange_s, or a stalled transfer is never replaced in time"
+            )
+        return self
+
+
+class MembershipSpec(Part):
+    admission: Literal["open", "invite", "allow_list"] = "open"
+    start_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
+    min_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
+    max_members: Annotated[int, Field(ge=1, le=10000)] = 1024
+
+
+class EvaluationSpec(Part):
+    every_rounds: Count = 1
+    max_tokens: Positive = 65536
+
+
+class RunSpec(Part):
+    """Shapes, hyperparameters, limits of a run. Revision 1 is made by `coordinator init`; amendments count up."""
+
+    name: Annotated[str, Field(max_length=100)] = ""
+    revision: Positive = 1
+    protocol: Positive = 1
+    numerics_version: Positive = 1
+    seed: Count = 0
+    preset: str = "tiny"
+    model: ModelSpec
+    data: DataSpec
+    inner: InnerSpec = InnerSpec()
+    outer: OuterSpec = OuterSpec()
+    work: WorkSpec = WorkSpec()
+    codec: CodecSpec = CodecSpec()
+    rule: RuleSpec = RuleSpec()
+    deadlines: DeadlineSpec = DeadlineSpec()
+    membership: MembershipSpec = MembershipSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32",)
+    licence: Annotated[str, Field(max_length=200)] = "Apache-2.0"
+
+    @model_validator(mode="after")
+    def _batch_is_whole_sequences(self) -> RunSpec:
+        if self.work.batch_tokens % self.data.sequence_length:
+            raise ValueError("work.batch_tokens must be a multiple of data.sequence_length")
+        if self.n_batches < 1:
+            raise ValueError("data.n_train_sequences holds less than one batch")
+        return self
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences of one inner step's batch."""
+        return self.work.batch_tokens // self.data.sequence_length
+
+    @property
+    def n_batches(self) -> int:
+        """Whole batches in one pass over the training data; a shorter remainder is not used."""
+        return self.data.n_train_sequences // self.batch_sequences
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_bytes(raw: bytes) -> RunSpec:
+        """Parse and validate. Raises SpecError with the first field that is wrong."""
+        if len(raw) > SPEC_BYTES_MAX:
+            raise SpecError(f"RunSpec of {len(raw)} bytes exceeds the limit of {SPEC_BYTES_MAX}")
+        try:
+            return RunSpec.model_validate_json(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "RunSpec"
+            raise SpecError(f"{where}: {first['msg']}") from error
