@@ -13,6 +13,10 @@ from dataclasses import dataclass
 
 from aggregation.digest import tagged_hash
 
+NAMED_MOST = 8
+LACKS_MOST = 4096
+"""Rows that one claim names; of every sender that is missing at least one as long as that fits."""
+
 # -- events ------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +122,8 @@ class ReportResults:
 
 @dataclass(frozen=True, slots=True)
 class ReportMissing:
+    """These rows have not come. None: all are here, but this reducer can't combine them."""
+
     lacks: tuple[tuple[int, str], ...]  # (chunk, sender)
 
 
@@ -169,29 +175,29 @@ class Exchange:
         self._mine = tuple(chunk for chunk, peers in enumerate(self._reducers) if me in peers)
         # For each chunk of mine: what is known of each sender's row. Absent, "arriving", "checking" or "held".
         self._rows: dict[int, dict[str, str]] = {chunk: {} for chunk in self._mine}
+        self._n_held = dict.fromkeys(self._mine, 0)
         self._results: dict[int, Combined] = {}
         self._combining: set[int] = set()
         self._unreceipted: dict[str, dict[int, None]] = {}
         self._reported = False
+        self._expired = False
+        self._unable = False
 
     def begin(self) -> list[ExchangeEffect]:
-        """What to send, if this member is an included sender. A reducer without chunks reports at once."""
+        """What to send, if this member is an included sender."""
         effects: list[ExchangeEffect] = []
         if self.me in self._senders:
             for chunk, peers in enumerate(self._reducers):
                 for peer in peers:
                     self._unreceipted.setdefault(peer, {})[chunk] = None
             effects += [SendRows(peer, tuple(chunks)) for peer, chunks in sorted(self._unreceipted.items())]
-        if not self._mine:
-            effects += self._report()
         return effects
 
     def report_again(self) -> list[ExchangeEffect]:
         """What was reported, for a leader whose line is new."""
-        if not self._reported:
-            return []
-        self._reported = False
-        return self._report()
+        if self._reported:
+            return self._report()
+        return self._claim() if self._expired or self._unable else []
 
     def admit(self, sender: str, chunk: int, n_bytes: int) -> str:
         """Whether a row may come, before a byte of it is taken in: the reason why not, or an empty string."""
@@ -232,12 +238,15 @@ class Exchange:
                 if chunk in self._combining and chunk not in self._results:
                     self._results[chunk] = event
                     if len(self._results) == len(self._mine):
+                        self._reported = True
                         return self._report()
             case CombineFailed(chunk):
-                self._combining.discard(chunk)
+                if chunk in self._combining and chunk not in self._results:
+                    self._unable = True
+                    return [ReportMissing(())]
             case Expired():
-                lacks = self.lacks()
-                return [ReportMissing(lacks)] if lacks else []
+                self._expired = True
+                return self._claim()
         return []
 
     def lacks(self) -> tuple[tuple[int, str], ...]:
@@ -258,10 +267,8 @@ class Exchange:
         lacks = self.lacks()
         senders = sorted({sender for _, sender in lacks})
         if senders:
-            return f"{len(lacks)} chunks from " + ", ".join(peer[-6:] for peer in senders)
-        if self._unreceipted:
-            return "receipts from " + ", ".join(peer[-6:] for peer in sorted(self._unreceipted))
-        return ""
+            return f"{len(lacks)} chunks from {_named(senders)}"
+        return f"receipts from {_named(sorted(self._unreceipted))}" if self._unreceipted else ""
 
     def _row_state(self, sender: str, chunk: int) -> str:
         return self._rows.get(chunk, {}).get(sender, "")
@@ -273,15 +280,28 @@ class Exchange:
             del self._rows[chunk][sender]
             return [RefuseRow(sender, chunk, fault)]
         self._rows[chunk][sender] = "held"
+        self._n_held[chunk] += 1
         effects: list[ExchangeEffect] = [GiveReceipt(sender, chunk)]
-        complete = all(self._row_state(peer, chunk) == "held" for peer in self._senders)
-        if complete and chunk not in self._combining:
+        if self._n_held[chunk] == len(self._senders):
             self._combining.add(chunk)
             effects.append(CombineChunk(chunk, self._senders, self._weights))
         return effects
 
     def _report(self) -> list[ExchangeEffect]:
-        if self._reported:
-            return []
-        self._reported = True
         return [ReportResults(self._set_hash, tuple(self._results[chunk] for chunk in self._mine))]
+
+    def _claim(self) -> list[ExchangeEffect]:
+        """What stands in the way of the results. Nothing is said while all rows are here and being combined."""
+        lacks = self.lacks()
+        if not lacks:
+            return [ReportMissing(())] if self._unable else []
+        first = {lack[1]: lack for lack in reversed(lacks)}
+        named = set(first.values())
+        most = sorted(named)[:LACKS_MOST]
+        rest = [lack for lack in lacks if lack not in named][: LACKS_MOST - len(most)]
+        return [ReportMissing((*most, *rest))]
+
+
+def _named(peers: Sequence[str]) -> str:
+    more = [f"and {len(peers) - NAMED_MOST} more"] if len(peers) > NAMED_MOST else []
+    return ", ".join([*(peer[-6:] for peer in peers[:NAMED_MOST]), *more])

@@ -153,6 +153,7 @@ _ITEMS: dict[str, Bound] = {
     "ca_certificate": CERTIFICATE,
     "seal_key": KEY,
     "Addresses.observer": Peer(or_empty=True),
+    "Leave.leader": Peer(or_empty=True),
     "grpc": ADDRESS,
     "dht": ADDRESS,
     "observer_grpc": ADDRESS,
@@ -210,6 +211,7 @@ _ITEMS: dict[str, Bound] = {
     "code": WORD,
     # numbers
     "voted_attempt": AT_LEAST_MINUS_ONE,
+    "Leave.attempt": AT_LEAST_MINUS_ONE,
     "chunk": CHUNK,
     "chunks": CHUNK,
     "n_chunks": Integer(most=limits.CHUNKS),

@@ -445,11 +445,14 @@ class Promise:
 class Leave:
     """A last promise, above every number: my range returns and my weight is out of this round's quorum. Signed.
 
-    Like a promise it carries the proposal that the member signed in this round: a quorum may hang on it.
+    Like a promise it carries the proposal that the member signed in this round: a quorum may hang on it. It counts for
+    no attempt that the member had promised not to heed: `attempt` and `leader` are its last promise (-1, "": none).
     """
 
     epoch: int
     round: int
+    attempt: int
+    leader: PeerId
     head: bytes
     voted_attempt: int
     proposal: Proposal | None

@@ -600,11 +600,16 @@ class Leave(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     VOTED_ATTEMPT_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     round: _builtins.int
+    attempt: _builtins.int
+    """of its last promise, -1: none; it counts for no attempt that this promise refuses"""
+    leader: _builtins.str
     head: _builtins.bytes
     voted_attempt: _builtins.int
     @_builtins.property
@@ -614,13 +619,15 @@ class Leave(_message.Message):
         *,
         epoch: _builtins.int = ...,
         round: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        leader: _builtins.str = ...,
         head: _builtins.bytes = ...,
         voted_attempt: _builtins.int = ...,
         proposal: Global___Proposal | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_proposal", b"_proposal", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_proposal", b"_proposal", "epoch", b"epoch", "head", b"head", "proposal", b"proposal", "round", b"round", "voted_attempt", b"voted_attempt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_proposal", b"_proposal", "attempt", b"attempt", "epoch", b"epoch", "head", b"head", "leader", b"leader", "proposal", b"proposal", "round", b"round", "voted_attempt", b"voted_attempt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__proposal: _TypeAlias = _typing.Literal["proposal"]  # noqa: Y015
     _WhichOneofArgType__proposal: _TypeAlias = _typing.Literal["_proposal", b"_proposal"]  # noqa: Y015

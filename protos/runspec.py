@@ -70,6 +70,10 @@ class InnerSpec(Part):
     clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Global gradient norm; 0 means no clipping."""
 
+    def warmed(self, step: int) -> float:
+        """Share of `lr` at a step of the schedule's clock: a linear warm-up, then constant."""
+        return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+
 
 class OuterSpec(Part):
     lr: Annotated[float, Field(ge=0, le=10)] = 0.7

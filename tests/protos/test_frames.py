@@ -17,6 +17,7 @@ from protos.messages import (
     Goodbye,
     Leave,
     Part,
+    PeerId,
     Records,
     Signed,
     Vote,
@@ -102,7 +103,7 @@ def test_unknown_fields_beside_a_message_are_few() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Vote(0, 1, 0, PEERS[0], bytes(32), bytes(32)), Leave(0, 1, b"", -1, None)],
+    [Vote(0, 1, 0, PEERS[0], bytes(32), bytes(32)), Leave(0, 1, -1, PeerId(""), b"", -1, None)],
     ids=lambda message: type(message).__name__,
 )
 def test_what_can_be_evidence_travels_signed_only(message: Any) -> None:

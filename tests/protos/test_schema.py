@@ -16,7 +16,7 @@ from protos import limits as limits_module
 from tests.protos import golden
 from tests.protos.strategies import MESSAGES
 
-NEGATIVE = {"Promise.voted_attempt", "Leave.voted_attempt", "FetchHead.n_bytes"}
+NEGATIVE = {"Promise.voted_attempt", "Leave.attempt", "Leave.voted_attempt", "FetchHead.n_bytes"}
 
 
 def proto_kind(message: str, name: str, hint: Any) -> tuple[str, bool, bool]:

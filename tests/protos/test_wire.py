@@ -260,7 +260,7 @@ def test_hello_of_a_newcomer_and_of_a_member() -> None:
 
 def test_a_commit_holds_leaves_beside_votes() -> None:
     proposal = Proposal(bytes(9000), b"", b"", (), ())
-    commit = change(COMMIT, votes=(b"a vote", encode(Leave(0, 3, ROOT, 1, proposal))))
+    commit = change(COMMIT, votes=(b"a vote", encode(Leave(0, 3, 1, PEERS[0], ROOT, 1, proposal))))
     assert decode(Commit, encode(commit)) == commit
 
 

@@ -1,0 +1,112 @@
+"""Finds the process that serves a run's folder, and speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+
+from coordinator.errors import StateError, UnreachableError
+from coordinator.folder import PRIVATE, RunFolder, read_json, write_json
+from coordinator.parent import is_alive
+from protos.messages import PeerId
+
+ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How to reach the serving process; the secret is the operator's, who may read the folder."""
+
+    http: str  # HOST:PORT, from this machine
+    secret: str
+    pid: int
+    run: PeerId
+    invite: str
+
+    def write(self, folder: RunFolder) -> None:
+        content = {
+            "http": self.http,
+            "secret": self.secret,
+            "pid": self.pid,
+            "run_id": self.run,
+            "invite": self.invite,
+        }
+        write_json(folder.serving, content, mode=PRIVATE)
+
+
+def find(folder: RunFolder) -> Serving | None:
+    """The process that serves the folder now, or None."""
+    content = read_json(folder.serving)
+    if content is None:
+        return None
+    try:
+        found = Serving(
+            str(content["http"]),
+            str(content["secret"]),
+            int(content["pid"]),
+            PeerId(str(content["run_id"])),
+            str(content["invite"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if is_alive(found.pid) else None
+
+
+class Caller:
+    """Calls to the serving process. Raises UnreachableError where it doesn't answer in time."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            f"http://{self._serving.http}", timeout=aiohttp.ClientTimeout(total=ANSWER_S)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def status(self) -> dict[str, Any]:
+        found = await self._call("GET", "/api/status")
+        return found if isinstance(found, dict) else {}
+
+    async def ledger(self, after_round: int = -1) -> list[dict[str, Any]]:
+        """All rows of later rounds."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            found = await self._call("GET", f"/api/ledger?after={after_round}")
+            if not isinstance(found, list) or not found:
+                return rows
+            rows += found
+            after_round = int(found[-1]["round"])
+
+    async def operate(self, word: str) -> None:
+        await self._call("POST", f"/v1/operate/{word}")
+
+    async def digests(self) -> dict[str, dict[str, str]]:
+        """By commit hash, what each peer said that its state's digest is after it."""
+        found = await self._call("GET", "/api/digests")
+        return found if isinstance(found, dict) else {}
+
+    async def _call(self, method: str, path: str) -> Any:
+        if self._session is None:
+            raise RuntimeError("a Caller is entered before it calls")
+        headers = {"Authorization": f"Bearer {self._serving.secret}"}
+        try:
+            async with self._session.request(method, path, headers=headers) as response:
+                content = await response.json()
+                if response.status != 200:
+                    reason = content.get("reason") if isinstance(content, dict) else ""
+                    raise StateError(f"the coordinator answers {response.status}: {reason}")
+                return content
+        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
+            raise UnreachableError(
+                f"the coordinator (process {self._serving.pid}) doesn't answer at {self._serving.http}: {error}",
+                "try again, or restart it",
+            ) from error

@@ -1,0 +1,298 @@
+"""The leader's shell: one task that asks the deciding code, carries its effects out in order, and sleeps until woken.
+
+What must be on disk is on disk before anything after it is sent. What members merely report is written beside the
+ledger. The driver alone supplies `now`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import assert_never
+
+from coordinator.leading.observing import Observing
+from coordinator.leading.ports import (
+    Arrived,
+    Audience,
+    Clock,
+    Decides,
+    Departed,
+    Inbound,
+    Journal,
+    Line,
+    Observation,
+    Observed,
+    Prober,
+    Renewed,
+    Spoken,
+)
+from coordinator.rounds.events import (
+    Close,
+    Committed,
+    Connected,
+    Disconnected,
+    Effect,
+    Ended,
+    Event,
+    Heard,
+    Instant,
+    PauseAsked,
+    Persist,
+    Probe,
+    Reached,
+    RecordChanged,
+    Say,
+    Tell,
+    View,
+    Woke,
+)
+from coordinator.rounds.ledger import Ledger, fold
+from protos.messages import Goodbye, Heartbeat, PeerId, Standing, Welcome
+from protos.wire import encode_leader_frame
+
+INBOX_MOST = 1024
+"""Beyond so many unhandled items streams are not read any further."""
+PROBES_AT_ONCE = 16
+WAKE_FLOOR_S = 0.001
+
+
+class _Stop:
+    """Ends the task after what came before it."""
+
+
+class Driver:
+    """Drives one leader. `run` is its only task; everything else may be called from the same event loop.
+
+    Args:
+        rounds: the deciding code, recovered from the journal by the caller.
+        ledger: the folded ledger at its head.
+        paused: whether the operator had paused the run when the leader last ended.
+    """
+
+    def __init__(
+        self,
+        rounds: Decides,
+        ledger: Ledger,
+        *,
+        journal: Journal,
+        prober: Prober,
+        clock: Clock,
+        audience: Audience,
+        paused: bool = False,
+    ) -> None:
+        self._rounds = rounds
+        self._ledger = ledger
+        self._journal = journal
+        self._prober = prober
+        self._clock = clock
+        self._audience = audience
+        self._lines: dict[PeerId, Line] = {}
+        self._records: dict[PeerId, bytes] = {}
+        self._observing = Observing()
+        self._inbox: deque[Inbound | Event | _Stop] = deque()
+        self._posted = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
+        self._probing: dict[PeerId, asyncio.Task[None]] = {}
+        self.ended = ""
+        if paused:
+            self._put(PauseAsked(True))
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def post(self, item: Inbound) -> None:
+        """Take in what a service has received and checked."""
+        self._put(item)
+
+    async def room(self) -> None:
+        await self._has_room.wait()
+
+    def pause(self, paused: bool) -> None:
+        """The operator's word, journalled by the caller."""
+        self._put(PauseAsked(paused))
+
+    def stop(self) -> None:
+        """Have `run` say goodbye on all lines and return."""
+        self._put(_Stop())
+
+    def _put(self, item: Inbound | Event | _Stop) -> None:
+        self._inbox.append(item)
+        self._posted.set()
+        if len(self._inbox) >= INBOX_MOST:
+            self._has_room.clear()
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def view(self) -> tuple[View, Instant]:
+        """The leader's view, and the instant it is of."""
+        now = self._clock.now()
+        return self._rounds.view(now), now
+
+    def explain(self, peer: PeerId) -> list[str]:
+        return self._rounds.explain(peer)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def n_lines(self) -> int:
+        return len(self._lines)
+
+    def heartbeats(self) -> dict[PeerId, Heartbeat]:
+        """The newest of each member whose line is open."""
+        return {peer: beat for peer, beat in self._observing.heartbeats.items() if peer in self._lines}
+
+    def record_of(self, peer: PeerId) -> bytes | None:
+        """The newest envelope of a member's record, of those whose line is open."""
+        return self._records.get(peer)
+
+    # -- the task --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop`. A fault of the deciding code or of the journal ends it: nothing is decided past either."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._end_probes)
+            await self._decide(Woke())
+            while True:
+                item = await self._next()
+                if isinstance(item, _Stop):
+                    break
+                await self._take(item)
+        self._say_goodbye(Goodbye("shutdown", "the coordinator stops; the run goes on as soon as it is back"))
+
+    async def _next(self) -> Inbound | Event | _Stop:
+        if not self._inbox:
+            now = self._clock.now()
+            wake = self._rounds.next_wake(now)
+            try:
+                async with asyncio.timeout(None if wake is None else max(WAKE_FLOOR_S, wake - now)):
+                    await self._posted.wait()
+            except TimeoutError:
+                return Woke()
+        item = self._inbox.popleft()
+        if not self._inbox:
+            self._posted.clear()
+        if len(self._inbox) < INBOX_MOST // 2:
+            self._has_room.set()
+        return item
+
+    async def _take(self, item: Inbound | Event) -> None:
+        match item:
+            case Arrived():
+                await self._arrive(item)
+            case Departed(line, reason):
+                if self._is_current(line):
+                    del self._lines[line.peer]
+                    self._records.pop(line.peer, None)
+                    await self._decide(Disconnected(line.peer, reason))
+            case Renewed(line, record, envelope):
+                if self._is_current(line):
+                    self._records[line.peer] = envelope
+                    await self._decide(RecordChanged(line.peer, record))
+            case Observed(line, message):
+                if self._is_current(line):
+                    self._note(self._observing.report(line.peer, message, self._ledger))
+            case Spoken(line, event):
+                if self._is_current(line):
+                    if isinstance(event, Heard) and isinstance(event.message, Heartbeat):
+                        self._note(self._observing.heartbeat(event.peer, event.message))
+                    await self._decide(event)
+            case _:
+                await self._decide(item)
+
+    async def _arrive(self, item: Arrived) -> None:
+        line = item.line
+        if self._ledger.standing.get(line.peer) is Standing.BANNED:
+            line.close(Goodbye("refused", "this peer is banned from the run"))
+            return
+        old = self._lines.pop(line.peer, None)
+        if old is not None:
+            # The newer line wins: after a crash the old one may look alive for a while. Two processes with one key
+            # take the line from each other, and each is told so.
+            old.close(Goodbye("superseded", "another line of this peer was opened; one process per identity"))
+            await self._decide(Disconnected(line.peer, "superseded by a newer line"))
+        self._lines[line.peer] = line
+        self._records[line.peer] = item.envelope
+        self._note(self._observing.hello(line.peer, item.hello))
+        await self._decide(Connected(line.peer, item.hello, item.record))
+
+    def _is_current(self, line: Line) -> bool:
+        return self._lines.get(line.peer) is line
+
+    async def _decide(self, event: Event) -> None:
+        for effect in self._rounds.handle(event, self._clock.now()):
+            await self._carry_out(effect)
+
+    async def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Persist(entry):
+                await self._journal.persist(entry)
+            case Committed():
+                before = self._ledger
+                after = fold(before, effect.body).at(effect.commit_hash, effect.commit.digest)
+                await self._journal.commit(effect, before, after)
+                self._ledger = after
+                self._audience.committed(effect, after)
+            case Tell():
+                self._tell(effect)
+            case Close(peer, goodbye):
+                if (line := self._lines.get(peer)) is not None:
+                    line.close(goodbye)
+            case Probe(peer, addresses):
+                self._probe(peer, addresses)
+            case Ended(reason):
+                self.ended = reason
+                self._audience.ended(reason)
+            case Say(text):
+                self._audience.said(text)
+            case _:
+                assert_never(effect)
+
+    def _tell(self, effect: Tell) -> None:
+        message = effect.message
+        if isinstance(message, Welcome):
+            message = replace(message, run_time_s=self._clock.run_time_s())
+        lines = [self._lines[peer] for peer in effect.peers if peer in self._lines]
+        if not lines:
+            return
+        frame = encode_leader_frame(message)
+        for line in lines:
+            line.send(frame)
+
+    def _note(self, observations: list[Observation]) -> None:
+        for observation in observations:
+            self._journal.observe(observation)
+            self._audience.observed(observation)
+
+    # -- probes ----------------------------------------------------------------------------------------------------
+
+    def _probe(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        if (running := self._probing.pop(peer, None)) is not None:
+            running.cancel()
+        task = asyncio.get_running_loop().create_task(self._probed(peer, addresses), name=f"probe {peer[-6:]}")
+        self._probing[peer] = task
+        task.add_done_callback(lambda done: self._probe_done(peer, done))
+
+    async def _probed(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        async with self._probes:
+            reachable = await self._prober.reaches(peer, addresses)
+        self._put(Reached(peer, reachable))
+
+    def _probe_done(self, peer: PeerId, task: asyncio.Task[None]) -> None:
+        if self._probing.get(peer) is task:
+            del self._probing[peer]
+
+    async def _end_probes(self) -> None:
+        tasks = list(self._probing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _say_goodbye(self, goodbye: Goodbye) -> None:
+        for line in self._lines.values():
+            line.close(goodbye)
+        self._lines.clear()

@@ -1,0 +1,1 @@
+"""Who trains, until when, and what counts: decides, without IO."""

@@ -1,0 +1,82 @@
+"""Leases of training batches: ranges handed out once, returned when unused, never given twice.
+
+A batch index counts batches over all passes. What was handed out is everything below the cursor that is not in the
+returned pool; so no batch is used twice, and a pass ends with every batch of it used or waiting in the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from protos.messages import Range
+
+
+def normalise(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sorted, without empty ones, touching ones joined. Raises ValueError if two overlap."""
+    joined: list[Range] = []
+    for item in sorted((r for r in ranges if r.count), key=lambda r: r.start):
+        if joined and item.start < joined[-1].start + joined[-1].count:
+            raise ValueError(f"batches from {item.start} are leased twice")
+        if joined and item.start == joined[-1].start + joined[-1].count:
+            joined[-1] = Range(joined[-1].start, joined[-1].count + item.count)
+        else:
+            joined.append(item)
+    return tuple(joined)
+
+
+def count(ranges: Iterable[Range]) -> int:
+    return sum(r.count for r in ranges)
+
+
+def prefix(ranges: Sequence[Range], n: int) -> tuple[Range, ...]:
+    """The first n batches of a lease, in the order of its ranges."""
+    return _split(ranges, n)[0]
+
+
+def rest(ranges: Sequence[Range], n: int) -> tuple[Range, ...]:
+    """A lease without its first n batches."""
+    return _split(ranges, n)[1]
+
+
+def take(pool: Sequence[Range], cursor: int, n: int) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
+    """Lease n batches: returned ones first, then new ones. Gives (lease, pool, cursor) afterwards."""
+    lease, left = _split(pool, n)
+    missing = n - count(lease)
+    if missing:
+        lease = (*lease, Range(cursor, missing))
+        cursor += missing
+    return normalise(lease), left, cursor
+
+
+def _split(ranges: Sequence[Range], n: int) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    head: list[Range] = []
+    tail: list[Range] = []
+    for item in ranges:
+        used = max(0, min(item.count, n))
+        n -= used
+        if used:
+            head.append(Range(item.start, used))
+        if item.count > used:
+            tail.append(Range(item.start + used, item.count - used))
+    return tuple(head), tuple(tail)
+
+
+def subtract(free: Sequence[Range], leased: Sequence[Range]) -> tuple[Range, ...]:
+    """What is left of `free` (normalised) without `leased` (normalised). Raises ValueError if not all is in it."""
+    left: list[Range] = []
+    wanted = list(leased)
+    for item in free:
+        start, stop = item.start, item.start + item.count
+        while wanted and wanted[0].start < stop:
+            lease = wanted[0]
+            if lease.start < start or lease.start + lease.count > stop:
+                raise ValueError(f"batches from {lease.start} are not free")
+            if lease.start > start:
+                left.append(Range(start, lease.start - start))
+            start = lease.start + lease.count
+            wanted.pop(0)
+        if start < stop:
+            left.append(Range(start, stop - start))
+    if wanted:
+        raise ValueError(f"batches from {wanted[0].start} are not free")
+    return tuple(left)

@@ -1,0 +1,181 @@
+"""The folded ledger: what the chain of commits says so far, all that a decision needs for longer than one round.
+
+Anyone who folds the same bodies has the same ledger, and each body names the hash of the ledger after it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from aggregation.digest import tagged_hash
+from coordinator.rounds import leases
+from protos.messages import ZERO_HASH, Body, Outcome, PeerId, Range, Seat, Standing
+
+NORMS_KEPT = 16
+LEDGER_BYTES_MAX = 16 * 2**20
+
+
+class LedgerError(ValueError):
+    """A body that doesn't extend this ledger, or bytes that are no ledger: says what doesn't fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The state of the books after a commit. `head` and `digest` are that commit's; they are not part of its hash."""
+
+    run: PeerId
+    epoch: int
+    round: int
+    cursor: int
+    pool: tuple[Range, ...]
+    seats: tuple[Seat, ...]
+    voters: tuple[PeerId, ...]  # the coordinator is the last of them
+    since: Mapping[PeerId, int]  # round in which a peer first counted without leaving since
+    standing: Mapping[PeerId, Standing]
+    tokens: int
+    credit: Mapping[PeerId, int]  # tokens that counted, by peer
+    nominal_step: int
+    n_committed: int
+    norms: tuple[float, ...]  # of the last aggregates, oldest first
+    bandwidths: Mapping[PeerId, float]
+    spec_revision: int
+    head: bytes = ZERO_HASH
+    digest: bytes = ZERO_HASH
+
+    def seat_of(self, peer: PeerId) -> Seat | None:
+        return next((seat for seat in self.seats if seat.peer == peer), None)
+
+    def hash(self) -> bytes:
+        """The hash that the body names: of everything but head and digest, which depend on the body."""
+        return tagged_hash("ledger", self.to_bytes())
+
+    def at(self, head: bytes, digest: bytes) -> Ledger:
+        return replace(self, head=head, digest=digest)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of all but head and digest."""
+        content: dict[str, Any] = asdict(self)
+        del content["head"], content["digest"]
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @staticmethod
+    def from_bytes(raw: bytes) -> Ledger:
+        """Read `to_bytes` back. Raises LedgerError; the hash must be compared by the caller."""
+        if len(raw) > LEDGER_BYTES_MAX:
+            raise LedgerError(f"a ledger of {len(raw)} bytes exceeds the limit of {LEDGER_BYTES_MAX}")
+        try:
+            content = json.loads(raw)
+            ledger = Ledger(
+                run=PeerId(str(content["run"])),
+                epoch=int(content["epoch"]),
+                round=int(content["round"]),
+                cursor=int(content["cursor"]),
+                pool=_ranges(content["pool"]),
+                seats=tuple(
+                    Seat(PeerId(str(s["peer"])), _ranges(s["ranges"]), int(s["batch_scale"])) for s in content["seats"]
+                ),
+                voters=tuple(PeerId(str(peer)) for peer in content["voters"]),
+                since={PeerId(str(k)): int(v) for k, v in content["since"].items()},
+                standing={PeerId(str(k)): Standing(v) for k, v in content["standing"].items()},
+                tokens=int(content["tokens"]),
+                credit={PeerId(str(k)): int(v) for k, v in content["credit"].items()},
+                nominal_step=int(content["nominal_step"]),
+                n_committed=int(content["n_committed"]),
+                norms=tuple(_figure(norm) for norm in content["norms"]),
+                bandwidths={PeerId(str(k)): _figure(v) for k, v in content["bandwidths"].items()},
+                spec_revision=int(content["spec_revision"]),
+            )
+            if not ledger.voters:
+                raise ValueError("nobody votes")
+            return ledger
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise LedgerError(f"not a ledger: {error!r}") from error
+
+
+def genesis(run: PeerId, coordinator: PeerId) -> Ledger:
+    """The ledger of commit 0: nobody seated, the coordinator the only voter."""
+    return Ledger(
+        run=run, epoch=0, round=0, cursor=0, pool=(), seats=(), voters=(coordinator,), since={}, standing={}, tokens=0,
+        credit={}, nominal_step=0, n_committed=0, norms=(), bandwidths={}, spec_revision=1,
+    )  # fmt: skip
+
+
+def fold(ledger: Ledger, body: Body) -> Ledger:
+    """The ledger after a body. Raises LedgerError if the body doesn't extend it.
+
+    The caller sets `head` and `digest` with `at`, and compares `hash()` with the body's `ledger_hash`.
+    """
+    if body.run != ledger.run:
+        raise LedgerError("the body is another run's")
+    if body.previous != ledger.head:
+        raise LedgerError("the body doesn't extend this head")
+    if body.round != ledger.round + 1 or body.epoch < ledger.epoch:
+        raise LedgerError(
+            f"round {body.round} of epoch {body.epoch} can't follow round {ledger.round} of {ledger.epoch}"
+        )
+    if not body.voters:
+        raise LedgerError("the body leaves nobody to vote")
+    cursor = ledger.cursor
+    for seat in body.seats:
+        cursor = max([cursor, *(r.start + r.count for r in seat.ranges)])
+    try:
+        pool = _pool_after(ledger, body, cursor)
+    except ValueError as error:
+        raise LedgerError(str(error)) from error
+    counted = [member for member in body.members if member.counted]
+    committed = body.outcome is Outcome.COMMITTED
+    credit = dict(ledger.credit)
+    for member in counted:
+        credit[member.peer] = credit.get(member.peer, 0) + member.tokens
+    standing = dict(ledger.standing)
+    standing.update({change.peer: change.standing for change in body.standing})
+    seated = {seat.peer for seat in body.seats}
+    since = {peer: at for peer, at in ledger.since.items() if peer in seated}
+    for peer in sorted(seated):
+        since.setdefault(peer, body.round)
+    norms = (*ledger.norms, body.aggregate_norm)[-NORMS_KEPT:] if committed else ledger.norms
+    return replace(
+        ledger,
+        epoch=body.epoch,
+        round=body.round,
+        cursor=cursor,
+        pool=pool,
+        seats=body.seats,
+        voters=body.voters,
+        since=since,
+        standing=standing,
+        tokens=ledger.tokens + sum(member.tokens for member in counted),
+        credit=credit,
+        nominal_step=ledger.nominal_step + (body.h if committed else 0),
+        n_committed=ledger.n_committed + int(committed),
+        norms=norms,
+        bandwidths={entry.peer: entry.kib_s for entry in body.reducers if entry.kib_s > 0} or ledger.bandwidths,
+        spec_revision=body.spec_revision,
+        head=ZERO_HASH,
+        digest=ZERO_HASH,
+    )
+
+
+def _pool_after(ledger: Ledger, body: Body, cursor: int) -> tuple[Range, ...]:
+    """Returned batches that nobody holds: old pool and returned ones and skipped new ones, less the new leases."""
+    free = leases.normalise((*ledger.pool, *body.returned, Range(ledger.cursor, cursor - ledger.cursor)))
+    leased = leases.normalise(r for seat in body.seats for r in seat.ranges)
+    return leases.subtract(free, leased)
+
+
+def _figure(content: Any) -> float:
+    figure = float(content)
+    if not math.isfinite(figure):
+        raise ValueError(f"{figure} is no figure")
+    return figure
+
+
+def _ranges(content: Any) -> tuple[Range, ...]:
+    ranges = tuple(Range(int(item["start"]), int(item["count"])) for item in content)
+    if any(r.start < 0 or r.count <= 0 for r in ranges):
+        raise ValueError("a range must start at 0 or later and hold a batch")
+    return ranges

@@ -1,0 +1,265 @@
+"""The leader's rounds: who trains, until when, and what counts.
+
+Mutated only by `handle`; owns no clock, socket or source of chance. `Phases` moves on after every event as long as
+there is something to do.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from coordinator.rounds.attempt import Attempt, Phase
+from coordinator.rounds.events import (
+    Connected,
+    DigestKnown,
+    Disconnected,
+    Effect,
+    Event,
+    Heard,
+    Instant,
+    PauseAsked,
+    Probe,
+    Reached,
+    RecordChanged,
+    Say,
+    Tell,
+    View,
+    Woke,
+)
+from coordinator.rounds.phases import Phases
+from coordinator.rounds.state import InvariantBroken
+from protos.messages import (
+    Commitment,
+    Heartbeat,
+    Leave,
+    MemberState,
+    Missing,
+    PeerId,
+    Prepare,
+    Promise,
+    Refusal,
+    Results,
+    Signed,
+    Vote,
+    Welcome,
+)
+
+
+class Rounds(Phases):
+    """Leads one round after the other: takes in events, says what should happen and when it wants to be woken."""
+
+    # -- the three ways in ------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: Instant) -> list[Effect]:
+        """Take in an event; what should happen, in order."""
+        effects: list[Effect] = []
+        match event:
+            case Connected():
+                effects += self._connected(event, now)
+            case Disconnected(peer, reason):
+                if member := self.members.disconnected(peer, now):
+                    member.story.append(f"line lost: {reason}")
+            case Reached(peer, reachable):
+                if member := self.members.get(peer):
+                    member.reachable = reachable
+                    member.story.append("can be reached" if reachable else "cannot be reached: dials out only")
+            case RecordChanged():
+                effects += self._record_changed(event)
+            case Heard(peer, Heartbeat() as heartbeat):
+                told = self._heartbeat(peer, heartbeat, now)
+                if told is None:
+                    return []  # nothing that a decision depends on
+                effects += told
+            case Heard():
+                effects += self._heard(event)
+            case DigestKnown(hash_, digest):
+                self._digests[hash_] = digest
+            case PauseAsked(paused):
+                self._paused = paused
+            case Woke():
+                pass
+            case _:
+                assert_never(event)
+        effects += self._advance(now)
+        return effects + self._relay_news(now) if now >= self._relay_at else effects
+
+    def next_wake(self, now: Instant) -> Instant | None:
+        """When something changes by itself: always after now."""
+        return min((at for at in self._wakes(now) if at > now), default=None)
+
+    def explain(self, peer: PeerId) -> list[str]:
+        """A peer's story, newest last."""
+        member = self.members.get(peer)
+        return list(member.story) if member else []
+
+    def view(self, now: Instant) -> View:
+        return View(
+            epoch=self.ledger.epoch,
+            round=self.ledger.round + 1,
+            phase=self.phase,
+            waiting_for=self._waiting(now),
+            deadline_at=self._deadline(),
+            attempt=self._attempt.number if self._attempt else -1,
+            members=self.members.view(self.ledger),
+            tokens=self.ledger.tokens,
+            head=self.ledger.head,
+            n_committed=self.ledger.n_committed,
+        )
+
+    def check(self) -> None:
+        """Raise InvariantBroken unless the state is one that can be."""
+        attempt = self._attempt
+        in_attempt = self.phase not in (Phase.TRAIN, Phase.ENDED)
+        if in_attempt != (attempt is not None):
+            raise InvariantBroken(f"phase {self.phase} with attempt {attempt}")
+        if self._next_number < self._first_number or len(self._seats) != len(self.ledger.seats):
+            raise InvariantBroken("what is kept of the round is not its ledger's")
+        if attempt is not None:
+            self._check_attempt(attempt)
+
+    def _check_attempt(self, attempt: Attempt) -> None:
+        if attempt.number >= self._next_number:
+            raise InvariantBroken("the attempt's number could be used again")
+        if self.phase is Phase.COMMITMENT and attempt.plan is None:
+            raise InvariantBroken("commitments without a plan")
+        if self.phase is Phase.EXCHANGE and (attempt.deal is None or not attempt.included or not attempt.reducers):
+            raise InvariantBroken("an exchange without a deal")
+        if self.phase is Phase.VOTE and (attempt.proposal is None or attempt.body is None):
+            raise InvariantBroken("a vote without a proposal")
+        if not set(attempt.included) <= set(attempt.commitments) <= set(attempt.losses):
+            raise InvariantBroken("someone is included who was not planned")
+        if not set(attempt.results) <= set(attempt.reducers) <= set(attempt.members()):
+            raise InvariantBroken("someone reduces who was not planned")
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def _connected(self, event: Connected, now: Instant) -> list[Effect]:
+        peer = event.peer
+        member = self.members.connected(peer, event.hello, event.record, now)
+        member.story.append("line open")
+        records = tuple(m.envelope for m in self.members if m.connected) if self._relay else ()
+        welcome = Welcome(self.me, self.commit, self._ledger_bytes, records, 0.0, self.spec.deadlines.heartbeat_s)
+        effects: list[Effect] = [Tell((peer,), welcome)]
+        self._pass_on(peer, member.envelope)
+        if not event.record.grpc:
+            member.reachable = False
+        elif not member.reachable:
+            effects.append(Probe(peer, event.record.grpc))
+        return effects + self._told_again(peer)
+
+    def _record_changed(self, event: RecordChanged) -> list[Effect]:
+        member = self.members.get(event.peer)
+        if member is None:
+            return []
+        moved = (event.record.grpc, event.record.dht) != (member.record.grpc, member.record.dht)
+        member.record = event.record
+        if event.envelope:
+            member.envelope = event.envelope
+            if moved:
+                self._pass_on(event.peer, event.envelope)
+        if not event.record.grpc:
+            member.reachable = False
+        return [Probe(event.peer, event.record.grpc)] if event.record.grpc else []
+
+    def _pass_on(self, peer: PeerId, record: bytes) -> None:
+        if self._relay:
+            self._news[peer] = record
+
+    def _told_again(self, peer: PeerId) -> list[Effect]:
+        """What the attempt has told so far, for a member whose line is new or that has caught up."""
+        attempt = self._attempt
+        if attempt is None:
+            return []
+        if self.phase is Phase.PREPARE:
+            if peer not in self.ledger.voters:
+                return []
+            prepare = Prepare(self.ledger.epoch, self.ledger.round + 1, attempt.number, self.me)
+            return [Tell((peer,), Signed(self._sealer.seal(prepare)))]
+        envelopes = [attempt.propose_envelope]
+        if self.phase is not Phase.VOTE and peer in attempt.members():
+            envelopes = [attempt.plan_envelope, attempt.deal_envelope]
+        return [Tell((peer,), Signed(envelope)) for envelope in envelopes if envelope]
+
+    def _heartbeat(self, peer: PeerId, heartbeat: Heartbeat, now: Instant) -> list[Effect] | None:
+        """None if nothing has changed that a decision depends on."""
+        h, known = self.spec.work.h, self.members.get(peer)
+        before = known.stage(h) if known is not None and self.members.fresh(peer, now) else None
+        head_before = known.head if known is not None else b""
+        member = self.members.heard(peer, heartbeat, self.ledger.round + 1, now)
+        if member is None:
+            return None
+        if member.head == self.ledger.head:
+            if head_before != member.head:
+                return self._told_again(peer)
+        elif member.state not in (MemberState.JOINING, MemberState.APPLYING):
+            told_at = member.told_head_at if member.told_head_at is not None else now
+            if now >= told_at + self.spec.deadlines.heartbeat_timeout_s:
+                member.told_head_at = now
+                return [Tell((peer,), self.commit)]
+        return None if member.stage(h) == before else []
+
+    def _heard(self, event: Heard) -> list[Effect]:
+        peer, message, attempt = event.peer, event.message, self._attempt
+        match message:
+            case Heartbeat():
+                raise InvariantBroken("a heartbeat is taken in by itself")
+            case Leave():
+                return self._leave(event, message)
+            case Refusal():
+                return self._refusal(peer, message)
+            case Commitment(plan) if attempt is not None and plan == attempt.plan_hash:
+                if self.phase is Phase.COMMITMENT and peer in attempt.losses:
+                    attempt.commitments.setdefault(peer, (message, event.envelope))
+            case Results(plan) if attempt is not None and plan == attempt.plan_hash:
+                if self.phase is Phase.EXCHANGE and peer in attempt.reducers:
+                    attempt.results.setdefault(peer, (message, event.envelope))
+            case Missing(plan, lacks) if attempt is not None and plan == attempt.plan_hash:
+                if self.phase is Phase.EXCHANGE and peer in attempt.reducers:
+                    attempt.claims[peer] = {lack.sender for lack in lacks if lack.sender in attempt.included}
+            case Promise() if attempt is not None and self._is_for(message, attempt):
+                extends = message.proposal is None or self._extends(event)
+                if self.phase is Phase.PREPARE and peer in self.ledger.voters and extends:
+                    self._know(message.proposal, event.body)
+                    attempt.promises.setdefault(peer, message)
+                    attempt.refused.pop(peer, None)
+            case Vote() if attempt is not None and self._is_for(message, attempt):
+                if self.phase is Phase.VOTE and message.body_hash == attempt.body_hash:
+                    attempt.votes.setdefault(peer, (message, event.envelope))
+                    attempt.refused.pop(peer, None)
+            case _:
+                pass  # late, or of another attempt
+        return []
+
+    def _is_for(self, message: Promise | Vote, attempt: Attempt) -> bool:
+        here = (self.ledger.epoch, self.ledger.round + 1, attempt.number, self.me)
+        return (message.epoch, message.round, message.attempt, message.leader) == here
+
+    def _extends(self, event: Heard) -> bool:
+        """Whether the proposal that a voter reports is one that can have been signed in this round."""
+        body = event.body
+        here = (self.ledger.epoch, self.ledger.round + 1, self.ledger.head)
+        return body is not None and (body.epoch, body.round, body.previous) == here
+
+    def _leave(self, event: Heard, leave: Leave) -> list[Effect]:
+        if (leave.epoch, leave.round) != (self.ledger.epoch, self.ledger.round + 1):
+            return []
+        if leave.proposal is not None and not self._extends(event):
+            return []
+        self._know(leave.proposal, event.body)
+        self._left.setdefault(event.peer, (leave, event.envelope))
+        self._pass_number(leave.attempt)
+        if member := self.members.get(event.peer):
+            member.story.append(f"left in round {leave.round}")
+        return []
+
+    def _refusal(self, peer: PeerId, refusal: Refusal) -> list[Effect]:
+        attempt = self._attempt
+        if attempt is None or (refusal.epoch, refusal.round) != (self.ledger.epoch, self.ledger.round + 1):
+            return []
+        if refusal.attempt < attempt.number:
+            return []  # of an earlier attempt
+        self._pass_number(refusal.attempt)
+        refused = attempt.refused if self.phase in (Phase.PREPARE, Phase.VOTE) else attempt.declined
+        refused[peer] = refusal.reason
+        told = f"{peer[-6:]} refuses attempt {attempt.number} of round {self.ledger.round + 1}: {refusal.reason}"
+        return [Say(told)]

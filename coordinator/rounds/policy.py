@@ -1,0 +1,263 @@
+"""The run's policies as pure functions of the chain and the RunSpec, so that every voter comes to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from aggregation.chunks import ChunkGrid, deal
+from aggregation.errors import RuleError
+from aggregation.exchange import deal_seed
+from aggregation.rules import effective, norm_gate
+from coordinator.rounds import leases
+from coordinator.rounds.ledger import Ledger
+from protos.messages import Bandwidth, Commitment, Leave, PeerId, Promise, Range, Seat
+from protos.runspec import RunSpec
+
+VOTERS_MAX = 32
+MEMBER_WEIGHT = 2
+COORDINATOR_WEIGHT = 1
+REACHABLE_ENOUGH = 3
+"""While fewer members than this can be reached, the observer reduces too."""
+NORM_SQ_MOST = 1e100
+"""‖·‖² of no frame comes near it: fp32 values end at 3.4e38, and a chunk has at most 2^24."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a set of contributions is combined with: the rule in force for so many, and why it is not the run's own."""
+
+    rule: str
+    f: int
+    fallback: str
+    degraded: str
+
+
+def grid(spec: RunSpec) -> ChunkGrid:
+    return ChunkGrid(spec.model.n_values, spec.codec.chunk_values)
+
+
+# -- votes -------------------------------------------------------------------------------------------------------
+
+
+def weight_of(peers: Collection[PeerId], coordinator: PeerId) -> int:
+    """The weight of votes of these voters: a member's 2, the coordinator's 1."""
+    return sum(COORDINATOR_WEIGHT if peer == coordinator else MEMBER_WEIGHT for peer in peers)
+
+
+def is_quorum(
+    signers: Collection[PeerId],
+    voters: Sequence[PeerId],
+    coordinator: PeerId,
+    left: Collection[PeerId] = (),
+) -> bool:
+    """Whether signers of a vote or a promise weigh more than half of the voters, less those whose LEAVE counts here.
+
+    Any two quorums of one round share a voter, or the higher attempt knows a LEAVE that tells of the vote in the lower
+    one, as long as each LEAVE counts only in attempts that its sender's last promise heeds.
+    """
+    present = [voter for voter in voters if voter not in left]
+    return 2 * weight_of([p for p in present if p in signers], coordinator) > weight_of(present, coordinator)
+
+
+def heeds(record: Promise | Leave, attempt: int, leader: PeerId) -> bool:
+    """Whether a last promise leaves its voter free for an attempt: a higher number, or the same one's own leader."""
+    return attempt > record.attempt or (attempt == record.attempt and leader == record.leader)
+
+
+def spread_enough(
+    signers: Collection[PeerId],
+    voters: Sequence[PeerId],
+    coordinator: PeerId,
+    reachable: Collection[PeerId],
+) -> bool:
+    """Whether a commit's results survive its signers: two signers that others can reach, or the coordinator, or all."""
+    if coordinator in signers or all(voter in signers or voter == coordinator for voter in voters):
+        return True
+    return sum(1 for peer in signers if peer in reachable) >= 2
+
+
+# -- contributions -----------------------------------------------------------------------------------------------
+
+
+def fault_of(commitment: Commitment, seat: Seat | None, spec: RunSpec) -> str:
+    """What is wrong with a commitment by itself, or an empty string. Claims beyond the lease are out."""
+    if seat is None:
+        return "no seat"
+    n_batches = leases.count(commitment.used)
+    if n_batches < 0 or commitment.used != leases.prefix(seat.ranges, n_batches):
+        return "batches outside the lease"
+    if commitment.steps * seat.batch_scale > n_batches:  # fewer, where a step was skipped for a loss that is not finite
+        return f"{commitment.steps} steps claimed for {n_batches} batches"
+    if commitment.tokens != n_batches * spec.work.batch_tokens:
+        return f"{commitment.tokens} tokens claimed for {n_batches} batches"
+    if len(commitment.norms) != grid(spec).n_chunks:
+        return f"{len(commitment.norms)} chunk norms instead of {grid(spec).n_chunks}"
+    if not all(0 <= norm <= NORM_SQ_MOST for norm in commitment.norms):
+        return "a norm that no values have"
+    if not 0 <= commitment.sum_lr <= commitment.steps * spec.inner.lr * (1 + 1e-6):
+        return "more learning rate than its steps allow"
+    return ""
+
+
+def delta_norm(commitment: Commitment) -> float:
+    """‖Δ‖ as committed: the root of its chunks' ‖·‖², added in chunk order."""
+    total = 0.0
+    for norm in commitment.norms:
+        total += norm
+    return float(total**0.5)
+
+
+def excluded(
+    commitments: Mapping[PeerId, Commitment],
+    seats: Mapping[PeerId, Seat],
+    spec: RunSpec,
+) -> dict[PeerId, str]:
+    """Who of these senders is out, and why: wrong in itself, or outside the norm gate."""
+    reasons: dict[PeerId, str] = {}
+    for peer in sorted(commitments):
+        if fault := fault_of(commitments[peer], seats.get(peer), spec):
+            reasons[peer] = fault
+        elif commitments[peer].steps == 0:
+            reasons[peer] = "no steps"
+    compared = [peer for peer in sorted(commitments) if peer not in reasons]
+    gated = norm_gate(
+        [delta_norm(commitments[peer]) for peer in compared],
+        [commitments[peer].sum_lr for peer in compared],
+        low=spec.rule.gate_low,
+        high=spec.rule.gate_high,
+    )
+    reasons.update({peer: reason for peer, reason in zip(compared, gated, strict=True) if reason is not None})
+    return reasons
+
+
+def weights(commitments: Mapping[PeerId, Commitment], spec: RunSpec) -> dict[PeerId, float]:
+    """Tokens, capped at `weight_cap` times the median (mean of the two middle ones), never raised."""
+    tokens = sorted(commitments[peer].tokens for peer in commitments)
+    if not tokens:
+        return {}
+    n = len(tokens)
+    cap = spec.rule.weight_cap * (tokens[(n - 1) // 2] + tokens[n // 2]) / 2
+    return {peer: min(float(commitments[peer].tokens), cap) for peer in sorted(commitments)}
+
+
+def applied_rule(spec: RunSpec, n: int) -> Applied | None:
+    """The rule for n contributions, or None where there is none, and the round is empty."""
+    try:
+        rule, f, fallback, degraded = effective(spec.rule.name, n, spec.rule.f_max)
+    except RuleError:
+        return None
+    return Applied(rule, f, fallback or "", degraded or "")
+
+
+def refused(spec: RunSpec, n: int) -> str:
+    """Why a round with n contributions is committed empty, or an empty string."""
+    if n < 1:
+        return "no contributions"
+    if n < spec.membership.min_contributors:
+        return f"{n} contributions, and this run needs {spec.membership.min_contributors}"
+    if n <= 2 and not spec.rule.degraded:
+        return f"{n} contributions, and this run refuses degraded rounds"
+    if applied_rule(spec, n) is None:
+        return f"too few contributions for {spec.rule.name}: {n}"
+    return ""
+
+
+def lines(
+    plan_hash: bytes,
+    commitments: Mapping[PeerId, Commitment],
+    bandwidths: Sequence[Bandwidth],
+    n_chunks: int,
+) -> tuple[tuple[PeerId, ...], ...]:
+    """Per chunk the reducers in line, from what the commitments make of the seed."""
+    seed = deal_seed(plan_hash, {str(peer): commitment.root for peer, commitment in commitments.items()})
+    dealt = deal(seed, n_chunks, [entry.peer for entry in bandwidths], [entry.kib_s for entry in bandwidths])
+    return tuple(tuple(PeerId(peer) for peer in line) for line in dealt)
+
+
+def clip_factor(rule: str) -> float:
+    """s of the commit: 1 for rules that don't clip the aggregate."""
+    return 1.0
+
+
+# -- the next round ----------------------------------------------------------------------------------------------
+
+
+def seats_for(
+    ledger: Ledger, returned: Sequence[Range], peers: Sequence[PeerId], spec: RunSpec
+) -> tuple[tuple[Seat, ...], tuple[Range, ...]]:
+    """Seats of the next round for these peers, H batches each, and the returned pool that is left.
+
+    Who has been in the run longest comes first, which settles who stays where there are more than `max_members`.
+    """
+    order = sorted(peers, key=lambda peer: (ledger.since.get(peer, ledger.round + 1), peer))
+    pool = leases.normalise((*ledger.pool, *returned))
+    cursor = ledger.cursor
+    seats: list[Seat] = []
+    for peer in order[: spec.membership.max_members]:
+        lease, pool, cursor = leases.take(pool, cursor, spec.work.h)
+        seats.append(Seat(peer, lease, 1))
+    return tuple(sorted(seats, key=lambda seat: seat.peer)), pool
+
+
+def voters_for(
+    ledger: Ledger,
+    signed: Collection[PeerId],
+    seats: Sequence[Seat],
+    left: Collection[PeerId],
+    coordinator: PeerId,
+) -> tuple[PeerId, ...]:
+    """Voters of the next round: who signed a commitment in this one, longest in the run first, and the coordinator.
+
+    After an empty round they are as before, less who left; where that leaves nobody but the coordinator, the seated.
+    """
+    members = [peer for peer in (signed or ledger.voters) if peer not in left and peer != coordinator]
+    if not members:
+        members = [seat.peer for seat in seats]
+    members.sort(key=lambda peer: (ledger.since.get(peer, ledger.round + 1), peer))
+    return (*members[: VOTERS_MAX - 1], coordinator)
+
+
+def returned(ledger: Ledger, used: Mapping[PeerId, Sequence[Range]]) -> tuple[Range, ...]:
+    """What goes back to the pool: of each old seat all but the batches that counted."""
+    left: list[Range] = []
+    for seat in ledger.seats:
+        left += leases.rest(seat.ranges, leases.count(used.get(seat.peer, ())))
+    return leases.normalise(left)
+
+
+def has_ended(ledger: Ledger, spec: RunSpec) -> str:
+    """Why the run is over, or an empty string."""
+    work = spec.work
+    if work.end_rounds and ledger.n_committed >= work.end_rounds:
+        return f"the run has reached its end of {work.end_rounds} rounds"
+    if work.end_tokens and ledger.tokens >= work.end_tokens:
+        return f"the run has reached its end of {work.end_tokens} tokens"
+    return ""
+
+
+def blame(claims: Mapping[PeerId, Collection[PeerId]]) -> tuple[set[PeerId], set[PeerId]]:
+    """Who is left out after an exchange failed: (senders, reducers).
+
+    `claims` are reducers' words on which senders' rows have not come. A claim is not a proof: one reducer that names
+    many senders is more likely at fault itself than all of them, and a sender that several reducers name is.
+    Greedily the side of a claim that explains most of the claims left is taken, a reducer where both explain as many.
+    """
+    open_claims = {(reducer, sender) for reducer, senders in claims.items() for sender in senders}
+    senders_out: set[PeerId] = set()
+    reducers_out: set[PeerId] = set()
+    while open_claims:
+        by_reducer: dict[PeerId, int] = {}
+        by_sender: dict[PeerId, int] = {}
+        for reducer, sender in sorted(open_claims):
+            by_reducer[reducer] = by_reducer.get(reducer, 0) + 1
+            by_sender[sender] = by_sender.get(sender, 0) + 1
+        reducer = max(sorted(by_reducer), key=by_reducer.__getitem__)
+        sender = max(sorted(by_sender), key=by_sender.__getitem__)
+        if by_sender[sender] > by_reducer[reducer]:
+            senders_out.add(sender)
+            open_claims = {claim for claim in open_claims if claim[1] != sender}
+        else:
+            reducers_out.add(reducer)
+            open_claims = {claim for claim in open_claims if claim[0] != reducer}
+    return senders_out, reducers_out

@@ -1,0 +1,260 @@
+"""The body of a round, built from its evidence: by the leader to propose it, by every voter to compare.
+
+What a leader may choose (whom it seats, who has left, why a round is empty) is an argument; all else follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from aggregation.digest import results_root
+from aggregation.exchange import set_hash
+from coordinator.rounds import leases, policy
+from coordinator.rounds.ledger import Ledger, fold
+from protos.messages import (
+    ZERO_HASH,
+    Bandwidth,
+    Body,
+    Commitment,
+    Deal,
+    MemberEntry,
+    Outcome,
+    PeerId,
+    Plan,
+    Range,
+    ReducerEntry,
+    Results,
+)
+from protos.runspec import RunSpec
+
+NORM_SLACK = 1.02
+"""Two int8 hops may lengthen a vector a little."""
+MEDIAN_GROWTH = math.sqrt(2.0)
+"""At least half of the rows have |x| ≥ |median| in each coordinate: its norm is at most √2 times the largest row's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an exchange left: signed by those whom it concerns, opened and verified."""
+
+    plan: Plan
+    plan_hash: bytes
+    deal: Deal
+    commitments: Mapping[PeerId, Commitment]  # all that the deal lists, the excluded ones too
+    results: Mapping[PeerId, Results]
+
+    def included(self) -> dict[PeerId, Commitment]:
+        out = {entry.peer for entry in self.deal.excluded}
+        return {peer: self.commitments[peer] for peer in sorted(self.commitments) if peer not in out}
+
+
+def build_body(
+    ledger: Ledger,
+    spec: RunSpec,
+    coordinator: PeerId,
+    *,
+    attempt: int,
+    leader: PeerId,
+    evidence: Evidence | None,
+    reason: str,
+    seated: Collection[PeerId],
+    left: Collection[PeerId],
+) -> Body:
+    """The body of the round after `ledger`. Without evidence the round is empty, for this reason."""
+    included = evidence.included() if evidence else {}
+    weights = policy.weights(included, spec)
+    applied = policy.applied_rule(spec, len(included)) if included else None
+    committed = evidence is not None and applied is not None and not reason
+    used = {peer: commitment.used for peer, commitment in included.items()} if committed else {}
+    returned = policy.returned(ledger, used)
+    seats, _ = policy.seats_for(ledger, returned, sorted(seated), spec)
+    hashes = result_hashes(evidence, spec) if evidence and committed else ()
+    body = Body(
+        run=ledger.run,
+        epoch=ledger.epoch,
+        round=ledger.round + 1,
+        previous=ledger.head,
+        attempt=attempt,
+        leader=leader,
+        spec_revision=ledger.spec_revision,
+        fragment=Range(0, spec.model.n_values),
+        tau=0,
+        anchor_digest=ledger.digest,
+        outcome=Outcome.COMMITTED if committed else Outcome.EMPTY,
+        reason="" if committed else reason,
+        members=_members(evidence, weights if committed else {}),
+        reducers=_reducers(evidence) if committed else (),
+        rule=applied.rule if applied and committed else spec.rule.name,
+        f=applied.f if applied and committed else 0,
+        fallback=applied.fallback if applied and committed else "",
+        degraded=applied.degraded if applied and committed else "",
+        codec=spec.codec.name,
+        results_root=results_root(hashes) if hashes else ZERO_HASH,
+        clip_factor=policy.clip_factor(spec.rule.name),
+        aggregate_norm=_aggregate_norm(evidence) if committed else 0.0,
+        numerics_version=spec.numerics_version,
+        h=spec.work.h,
+        lr=spec.inner.lr * spec.inner.warmed(ledger.nominal_step + spec.work.h - 1),
+        outer_lr=spec.outer.lr,
+        outer_momentum=spec.outer.momentum,
+        returned=returned,
+        standing=(),
+        orders=(),
+        seats=seats,
+        voters=policy.voters_for(ledger, evidence.commitments if evidence else (), seats, left, coordinator),
+        ledger_hash=ZERO_HASH,
+    )
+    return replace(body, ledger_hash=fold(ledger, body).hash())
+
+
+def result_hashes(evidence: Evidence, spec: RunSpec) -> tuple[bytes, ...]:
+    """Per chunk the hash of its result, empty where none has been reported."""
+    hashes = [b""] * policy.grid(spec).n_chunks
+    for peer in sorted(evidence.results):
+        for result in evidence.results[peer].results:
+            hashes[result.chunk] = result.hash
+    return tuple(hashes)
+
+
+def lines_of(evidence: Evidence, spec: RunSpec) -> tuple[tuple[PeerId, ...], ...]:
+    """Per chunk the reducers in line."""
+    n_chunks = policy.grid(spec).n_chunks
+    return policy.lines(evidence.plan_hash, evidence.included(), evidence.deal.bandwidths, n_chunks)
+
+
+def evidence_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
+    """What is wrong with the evidence of a round after `ledger`; signatures have been verified before."""
+    return deal_faults(evidence, ledger, spec) or _result_faults(evidence, spec)
+
+
+def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
+    """What is wrong with plan, commitments and deal, before there are results."""
+    plan, deal = evidence.plan, evidence.deal
+    faults: list[str] = []
+    if (plan.run, plan.epoch, plan.round) != (ledger.run, ledger.epoch, ledger.round + 1):
+        faults.append("the plan is of another round")
+    if (plan.previous, plan.anchor_digest, plan.spec_revision) != (ledger.head, ledger.digest, ledger.spec_revision):
+        faults.append("the plan starts from another head")
+    if deal.plan != evidence.plan_hash:
+        faults.append("the deal is of another plan")
+    if (plan.codec, plan.replicas) != (spec.codec.name, spec.rule.replicas):
+        faults.append("the plan's codec or replicas are not the run's")
+    if plan.fragment != Range(0, spec.model.n_values) or plan.tau != 0 or plan.privatise != "identity":
+        faults.append("the plan names a fragment, delay or privatise step that the run doesn't have")
+    if [member.peer for member in plan.members] != sorted({member.peer for member in plan.members}):
+        faults.append("the plan's members are not in order")
+    senders = {member.peer for member in plan.members if member.sender}
+    reducers = {member.peer for member in plan.members if member.reducer}
+    applied = policy.applied_rule(spec, len(senders))
+    if applied is None or applied != policy.Applied(plan.rule, plan.f, plan.fallback, plan.degraded):
+        faults.append("the plan's rule is not what so many senders make it")
+    if not set(evidence.commitments) <= senders:
+        faults.append("a commitment of someone not planned")
+    if any(commitment.plan != evidence.plan_hash for commitment in evidence.commitments.values()):
+        faults.append("a commitment of another plan")
+    excluded = policy.excluded(evidence.commitments, {seat.peer: seat for seat in ledger.seats}, spec)
+    if [(entry.peer, entry.reason) for entry in deal.excluded] != sorted(excluded.items()):
+        faults.append("the excluded are not those that the gate gives")
+    dealt = [entry.peer for entry in deal.bandwidths]
+    if not dealt or dealt != sorted(set(dealt)) or not set(dealt) <= reducers:
+        faults.append("the deal's reducers are not planned ones, in order")
+    elif deal.bandwidths != bandwidths(ledger, dealt):
+        faults.append("the deal's bandwidths are not the measured ones")
+    if not set(evidence.commitments) - set(excluded):
+        faults.append("nobody is included")
+    return faults
+
+
+def _result_faults(evidence: Evidence, spec: RunSpec) -> list[str]:
+    included = evidence.included()
+    roots = {str(peer): commitment.root for peer, commitment in included.items()}
+    expected_set = set_hash(evidence.plan_hash, evidence.deal.number, roots)
+    lines = lines_of(evidence, spec)
+    faults: list[str] = []
+    seen: dict[int, bytes] = {}
+    for peer, results in sorted(evidence.results.items()):
+        if results.plan != evidence.plan_hash or results.set_hash != expected_set:
+            faults.append(f"results of {peer} are for another set")
+        dealt = [chunk for chunk, line in enumerate(lines) if peer in line[: evidence.plan.replicas]]
+        if [result.chunk for result in results.results] != dealt:
+            faults.append(f"results of {peer} are not for the chunks dealt to it")
+            continue
+        for result in results.results:
+            if seen.setdefault(result.chunk, result.hash) != result.hash:
+                faults.append(f"replicas differ on chunk {result.chunk}")
+            limit = result_norm_limit(included, result.chunk, spec.rule.name)
+            if not 0 <= result.norm_sq <= limit * limit:
+                faults.append(f"the result of chunk {result.chunk} is longer than any contribution to it")
+    if set(seen) != set(range(len(lines))):
+        faults.append(f"{len(lines) - len(seen)} chunks have no result")
+    return faults
+
+
+def result_norm_limit(included: Mapping[PeerId, Commitment], chunk: int, rule: str) -> float:
+    """The largest norm that a chunk's result may have, from its contributions' committed norms."""
+    longest = math.sqrt(max(commitment.norms[chunk] for commitment in included.values()))
+    return NORM_SLACK * longest * (MEDIAN_GROWTH if rule == "median" else 1.0)
+
+
+def bandwidths(ledger: Ledger, reducers: Collection[PeerId]) -> tuple[Bandwidth, ...]:
+    """The measured KiB/s by which chunks are dealt: the chain's, 0 where unknown."""
+    return tuple(Bandwidth(peer, ledger.bandwidths.get(peer, 0.0)) for peer in sorted(reducers))
+
+
+def _members(evidence: Evidence | None, weights: Mapping[PeerId, float]) -> tuple[MemberEntry, ...]:
+    if evidence is None:
+        return ()
+    reasons = {entry.peer: entry.reason for entry in evidence.deal.excluded}
+    entries: list[MemberEntry] = []
+    for planned in evidence.plan.members:
+        if not planned.sender:
+            continue
+        peer = planned.peer
+        commitment = evidence.commitments.get(peer)
+        if commitment is None:
+            entries.append(MemberEntry(peer, False, "no commitment in time", 0, 0, 0.0, (), ZERO_HASH, 0.0, 0.0, 0.0))
+            continue
+        counted = peer in weights
+        norm = policy.delta_norm(commitment)
+        entries.append(
+            MemberEntry(
+                peer=peer,
+                counted=counted,
+                reason="" if counted else reasons.get(peer, "the round is empty"),
+                steps=commitment.steps,
+                tokens=commitment.tokens,
+                weight=weights.get(peer, 0.0),
+                used=commitment.used if counted else (),
+                commitment_root=commitment.root,
+                delta_norm=norm if math.isfinite(norm) else 0.0,
+                sum_lr=commitment.sum_lr,
+                inner_loss=commitment.inner_loss,
+            )
+        )
+    return tuple(entries)
+
+
+def _reducers(evidence: Evidence | None) -> tuple[ReducerEntry, ...]:
+    if evidence is None:
+        return ()
+    return tuple(
+        ReducerEntry(peer, len(results.results), results.kib_s) for peer, results in sorted(evidence.results.items())
+    )
+
+
+def _aggregate_norm(evidence: Evidence | None) -> float:
+    """The root of the results' ‖·‖², added in chunk order in fp64."""
+    if evidence is None:
+        return 0.0
+    by_chunk = {result.chunk: result.norm_sq for results in evidence.results.values() for result in results.results}
+    total = 0.0
+    for chunk in sorted(by_chunk):
+        total += by_chunk[chunk]
+    return math.sqrt(total)
+
+
+def batches_of(body: Body) -> int:
+    """Batches that a body counts."""
+    return sum(leases.count(member.used) for member in body.members)

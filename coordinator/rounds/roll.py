@@ -1,0 +1,109 @@
+"""The roll call of a round at one moment: who trains, who can contribute, who waits for a seat, who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from coordinator.rounds import policy
+from coordinator.rounds.events import Instant
+from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.members import Member, Members, named
+from protos.messages import MemberState, PeerId, Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """What the leader knows when it is asked.
+
+    Args:
+        seats: the round's seats, by peer.
+        left: who signed a LEAVE in this round.
+        out: senders that are blamed for an earlier attempt's failure.
+        h: inner steps of a whole contribution.
+    """
+
+    members: Members
+    ledger: Ledger
+    seats: Mapping[PeerId, Seat]
+    left: Collection[PeerId]
+    out: Collection[PeerId]
+    h: int
+    now: Instant
+
+    def contributors(self) -> list[Member]:
+        """Who is here with steps of this round to contribute, in peer order."""
+        return [
+            member
+            for member in self.members
+            if self._may_contribute(member)
+            and member.round == self.ledger.round + 1
+            and (member.step > 0 or member.state is MemberState.READY)
+            and self.members.holds(member.peer, self.ledger, self.now)
+        ]
+
+    def n_enough(self, contributors: Collection[Member]) -> int:
+        """How many of them count towards the minimum: who lost its progress does once it is ready again."""
+        return sum(1 for member in contributors if not member.behind or member.state is MemberState.READY)
+
+    def hopefuls(self) -> list[Member]:
+        """Who is here and can still come to contribute in this round."""
+        idle = (MemberState.JOINING, MemberState.PAUSED)
+        return [
+            member
+            for member in self.members
+            if self._may_contribute(member) and member.state not in idle and self.members.fresh(member.peer, self.now)
+        ]
+
+    def seatless(self) -> list[Member]:
+        """Who holds the state and waits for a seat in the next round."""
+        return [
+            member
+            for member in self.members.holders(self.ledger, self.now)
+            if member.peer not in self.seats or member.peer in self.left
+        ]
+
+    def seatable(self) -> list[PeerId]:
+        """Who gets a seat in the next round."""
+        return [member.peer for member in self.members.holders(self.ledger, self.now) if member.peer not in self.left]
+
+    def trains(self, peer: PeerId) -> bool:
+        """Whether the round still waits for a seated member: it is here and trains, or may come back."""
+        if peer in self.left or peer in self.out:
+            return False
+        member = self.members.get(peer)
+        if member is None or not self.members.fresh(peer, self.now):
+            return self.members.may_return(peer, self.now)
+        if member.behind or member.state in (MemberState.JOINING, MemberState.PAUSED):
+            return False
+        here = member.round == self.ledger.round + 1
+        return not here or (member.state is not MemberState.READY and member.step < self.h)
+
+    def training(self) -> list[PeerId]:
+        return [peer for peer in self.seats if self.trains(peer)]
+
+    def first_training(self, hint: PeerId | None) -> PeerId | None:
+        """Someone whom the round still waits for; the one found before if it still is."""
+        if hint is not None and hint in self.seats and self.trains(hint):
+            return hint
+        return next((peer for peer in self.seats if self.trains(peer)), None)
+
+    def absent_voters(self, me: PeerId, coordinator: PeerId) -> list[PeerId]:
+        """The voters that are missing for a quorum; none when enough are here."""
+        here = {peer for peer in self.ledger.voters if self.members.fresh(peer, self.now)}
+        if me in self.ledger.voters:
+            here.add(me)
+        if policy.is_quorum(here - set(self.left), self.ledger.voters, coordinator, self.left):
+            return []
+        return [peer for peer in self.ledger.voters if peer not in here and peer not in self.left]
+
+    def waits_for_training(self) -> str:
+        """For people: for whom the round waits, and how far they are."""
+        peers = self.training()
+        steps = [member.step for peer in peers if (member := self.members.get(peer)) is not None]
+        slowest = f", the slowest at step {min(steps)} of {self.h}" if steps else ""
+        return f"training: {named(peers)}{slowest}"
+
+    def _may_contribute(self, member: Member) -> bool:
+        peer = member.peer
+        return peer in self.seats and peer not in self.left and peer not in self.out and not member.observer

@@ -1,0 +1,261 @@
+"""The routes: first contact for newcomers (`/v1`), JSON and events for people (`/api`), checks for monitors."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import time
+from collections import OrderedDict
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from coordinator.web.pieces import PieceDamaged
+from coordinator.web.site import AdmitMalformed, AdmitRefused, Site
+from protos import limits
+
+SITE = web.AppKey("site", Site)
+OCTETS = "application/octet-stream"
+ROWS_MOST = 1000
+"""Rows of one answer; who wants more asks again with the last round."""
+PIECES_AT_ONCE = 32
+EVENT_PAUSE_S = 15.0
+"""A comment is sent after so long a silence, so that proxies keep the stream open."""
+CALLS_PER_S = 50.0
+CALLS_BURST = 2000.0
+CALLERS_REMEMBERED = 10_000
+
+
+def make_app(site: Site) -> web.Application:
+    """The application. Bodies are bounded, callers are rationed, and every error is JSON."""
+    app = web.Application(client_max_size=limits.ADMIT_BYTES + 1024, middlewares=[_errors, _Rations().middleware])
+    app[SITE] = site
+    app.add_routes(
+        [
+            web.get("/", _front),
+            web.get("/healthz", _health),
+            web.get("/metrics", _metrics),
+            web.get("/v1/run", _run),
+            web.post("/v1/admit", _admit),
+            web.get("/v1/data/{hash}", _Data().get),
+            web.post("/v1/operate/{word}", _operate),
+            web.get("/api/status", _status),
+            web.get("/api/ledger", _ledger),
+            web.get("/api/digests", _digests),
+            web.get("/api/events", _events),
+            web.get("/api/members/{peer}", _member),
+        ]
+    )
+    return app
+
+
+def _json(content: object, status: int = 200, **headers: str) -> web.Response:
+    return web.json_response(content, status=status, headers={"Cache-Control": "no-store", **headers})
+
+
+def _error(status: int, code: str, reason: str, **headers: str) -> web.Response:
+    return _json({"code": code, "reason": reason}, status, **headers)
+
+
+# -- around every call ---------------------------------------------------------------------------------------------
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, "too_large", f"a body has at most {limits.ADMIT_BYTES} bytes")
+    except web.HTTPMethodNotAllowed as error:
+        return _error(405, "method", f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
+    except web.HTTPNotFound:
+        return _error(404, "not_found", f"there is no {request.path[:100]} here")
+    except web.HTTPException as error:
+        return _error(error.status, "http", error.reason)
+
+
+class _Rations:
+    """So many calls a second for each address, and a burst: a node asks dozens, a thousand nodes behind one do too."""
+
+    def __init__(self) -> None:
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    @property
+    def middleware(self) -> Middleware:
+        @web.middleware
+        async def ration(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if not self._take(request.remote or ""):
+                return _error(429, "busy", "too many calls from this address", **{"Retry-After": "2"})
+            return await handler(request)
+
+        return ration
+
+    def _take(self, caller: str) -> bool:
+        now = time.monotonic()
+        left, at = self._left.pop(caller, (CALLS_BURST, now))
+        left = min(CALLS_BURST, left + (now - at) * CALLS_PER_S)
+        allowed = left >= 1
+        self._left[caller] = (left - 1 if allowed else left, now)
+        if len(self._left) > CALLERS_REMEMBERED:
+            self._left.popitem(last=False)
+        return allowed
+
+
+# -- first contact -------------------------------------------------------------------------------------------------
+
+
+async def _run(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[SITE].run_info(), content_type=OCTETS, headers={"Cache-Control": "no-store"})
+
+
+async def _admit(request: web.Request) -> web.Response:
+    try:
+        answer = await request.app[SITE].admit(await request.read())
+    except AdmitRefused as refusal:
+        return _error(403, refusal.code, str(refusal))
+    except AdmitMalformed as error:
+        return _error(400, "malformed", str(error))
+    return web.Response(body=answer, content_type=OCTETS)
+
+
+class _Data:
+    """Pieces, so many at once; whoever comes when all are taken is told to come again."""
+
+    def __init__(self) -> None:
+        self._n_open = 0
+
+    async def get(self, request: web.Request) -> web.Response:
+        try:
+            hash_ = bytes.fromhex(request.match_info["hash"])
+        except ValueError:
+            hash_ = b""
+        if len(hash_) != 32:
+            return _error(400, "malformed", "a hash has 64 hexadecimal digits")
+        if self._n_open >= PIECES_AT_ONCE:
+            return _error(503, "busy", "many fetch data at the moment", **{"Retry-After": "1"})
+        self._n_open += 1
+        try:
+            data = await request.app[SITE].piece(hash_)
+        except (PieceDamaged, OSError) as error:
+            return _error(500, "damaged", f"this piece can't be served: {error}")
+        finally:
+            self._n_open -= 1
+        if data is None:
+            return _error(404, "not_found", "no data of this run has this hash")
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return web.Response(body=data, content_type=OCTETS, headers=headers)
+
+
+# -- for people ----------------------------------------------------------------------------------------------------
+
+
+async def _front(request: web.Request) -> web.Response:
+    status = request.app[SITE].status()
+    members = sum(1 for member in status["members"] if not member["observer"])
+    loss = status["val_loss"]
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+        for name, value in (
+            ("run", status["run_id"]),
+            ("round", status["round"]),
+            ("phase", status["phase"]),
+            ("members", members),
+            ("tokens", f"{status['tokens']:,}"),
+            ("validation loss", "not known yet" if loss is None else f"{loss:.4f}"),
+        )
+    )
+    text = (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5>"
+        f"<title>Barnraise {html.escape(status['run_id'][-8:])}</title><h1>Barnraise</h1><table>{rows}</table>"
+        "<p><a href=/api/status>status</a> · <a href=/api/ledger>ledger</a> · <a href=/metrics>metrics</a></html>"
+    )
+    return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+async def _health(request: web.Request) -> web.Response:
+    status = request.app[SITE].status()
+    return _json({"ok": True, "run_id": status["run_id"], "round": status["round"]})
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    body = request.app[SITE].metrics()
+    return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def _status(request: web.Request) -> web.Response:
+    return _json(request.app[SITE].status())
+
+
+async def _ledger(request: web.Request) -> web.Response:
+    try:
+        after = int(request.query.get("after", "-1"))
+        limit = int(request.query.get("limit", str(ROWS_MOST)))
+    except ValueError:
+        return _error(400, "malformed", "after and limit are whole numbers")
+    if not -1 <= after <= limits.INTEGER or limit < 1:
+        return _error(400, "malformed", "after is a round, limit at least 1")
+    return _json(await request.app[SITE].rows(after, min(limit, ROWS_MOST)))
+
+
+async def _digests(request: web.Request) -> web.Response:
+    if not _is_operator(request):
+        return _not_operator()
+    return _json(await request.app[SITE].digests())
+
+
+async def _member(request: web.Request) -> web.Response:
+    peer = request.match_info["peer"]
+    return _json({"peer": peer, "story": request.app[SITE].explain(peer)})
+
+
+async def _events(request: web.Request) -> web.StreamResponse:
+    site = request.app[SITE]
+    follower = site.follow()
+    if follower is None:
+        return _error(503, "busy", "too many follow already; poll /api/status", **{"Retry-After": "10"})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    try:
+        await response.prepare(request)
+        await _send_event(response, "status", site.status())
+        while True:
+            try:
+                async with asyncio.timeout(EVENT_PAUSE_S):
+                    kind, content = await follower.next()
+            except TimeoutError:
+                await response.write(b": still here\n\n")
+                continue
+            await _send_event(response, kind, content)
+            if kind == "round":
+                await _send_event(response, "status", site.status())
+    except ConnectionResetError:
+        return response
+    finally:
+        site.unfollow(follower)
+
+
+async def _send_event(response: web.StreamResponse, kind: str, content: object) -> None:
+    await response.write(f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode())
+
+
+# -- for the operator ----------------------------------------------------------------------------------------------
+
+
+def _is_operator(request: web.Request) -> bool:
+    return request.app[SITE].is_operator(request.headers.get("Authorization", "").removeprefix("Bearer "))
+
+
+def _not_operator() -> web.Response:
+    return _error(403, "not_operator", "this is for the operator, who holds the run's folder")
+
+
+async def _operate(request: web.Request) -> web.Response:
+    site = request.app[SITE]
+    if not _is_operator(request):
+        return _not_operator()
+    word = request.match_info["word"]
+    try:
+        await site.operate(word)
+    except KeyError:
+        return _error(404, "not_found", f"there is no order {word[:40]!r}")
+    return _json({"done": word})

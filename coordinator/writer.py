@@ -1,0 +1,67 @@
+"""The one thread that appends to the journal: in order, so that nobody waits for a lock, and off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from coordinator.journal import Journal
+from coordinator.leading.ports import Clock, Observation
+from coordinator.rounds.events import Committed, Opened
+from coordinator.rounds.ledger import Ledger
+from protos.messages import Promise, Proposal
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """The driver's journal port, and whatever else is appended. Observations are written in bunches."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._waiting: list[Observation] = []
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do this in the writing thread; returns or raises when it is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def persist(self, entry: Opened | Promise | Proposal) -> None:
+        await self.run(lambda: self._journal.persist(entry))
+
+    async def commit(self, effect: Committed, before: Ledger, after: Ledger) -> None:
+        at_run_s = self._clock.run_time_s()
+        await self.run(lambda: self._journal.append(effect.commit, effect.body, before, after, effect.failed, at_run_s))
+
+    def observe(self, observation: Observation) -> None:
+        self._waiting.append(observation)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give what has been observed in this turn of the loop to the thread, in one transaction."""
+        if self._waiting:
+            bunch, self._waiting = self._waiting, []
+            at_run_s = self._clock.run_time_s()
+            self._thread.submit(self._journal.observe, bunch, at_run_s).add_done_callback(_say_failure)
+
+    async def flushed(self) -> None:
+        """Returns when what was observed before can be read back."""
+        self._hand_over()
+        await self.run(lambda: None)
+
+    async def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._hand_over()
+        await asyncio.to_thread(self._thread.shutdown, True)
+
+
+def _say_failure(done: Future[None]) -> None:
+    if (error := done.exception()) is not None:
+        _log.error("observations were not written: %s", error)

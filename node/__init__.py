@@ -1,0 +1,1 @@
+"""Take part in a run: the agent, its trainer, and the observer."""

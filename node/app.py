@@ -1,0 +1,377 @@
+"""Builds a node out of its parts and runs it until it has left: `node join`, and `node observe` for the observer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from coordinator.rounds import ledger as ledgers
+from coordinator.rounds import policy
+from coordinator.rounds.events import Instant
+from coordinator.rounds.voter import Voter
+from node import identity as identities
+from node.admission import Admission, addresses_now, admit
+from node.blocks import HttpSource, PeerSource, PieceStore
+from node.config import NodeOptions
+from node.control import ControlServer
+from node.display import Display
+from node.driver import Driver, Parts, Stopped
+from node.ending import error_of, until_stopped
+from node.fetching import Fetcher
+from node.files import replace_file
+from node.holding import NodeHolder
+from node.journal import Journal
+from node.landmarks import Landmarks
+from node.leaderline import LeaderLine
+from node.observer import Evaluator
+from node.opening import Opener
+from node.peers.dht import Dht
+from node.peers.grpc import GrpcPeers
+from node.peers.server import NodeServer
+from node.ports import Peers, Records, Traffic
+from node.record import OwnRecord, advertised
+from node.results import ResultsStore
+from node.session import events as ev
+from node.session.machine import Session
+from node.state import StateStore
+from node.status import status_of
+from node.training.link import Start, Trainer
+from node.training.process import TrainerProcess
+from node.training.shared import frame_sizes
+from node.training.supervisor import Supervisor
+from node.whereabouts import Whereabouts
+from protos import hashes, limits, wire
+from protos.messages import Commit, Hello, PeerId, Standing
+from protos.sealer import KeySealer
+from protos.signing import Identity
+
+PUBLISH_S = 60.0
+ALONE_FIRST_S = 0.5
+TOKEN_FILE = "observer-token"
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a node is built upon, and what others may put in its place: tests run many nodes in one process."""
+
+    make_trainer: Callable[[IO[bytes]], Trainer] = lambda log: TrainerProcess(log=log)
+    start_dht: Callable[..., Awaitable[Records]] = Dht.start
+    make_peers: Callable[..., Peers] = GrpcPeers
+    say: Callable[[str], None] | None = None
+    """Takes what a contributor would want to read; None: standard error does."""
+    owns_process: bool = True
+    """Handle signals, and show progress on standard error."""
+
+
+async def join(options: NodeOptions, outside: Outside = Outside()) -> str:
+    """Take part until told to leave; the last line to say. Raises NodeError with the contract's exit code."""
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(identities.make_folder, options.data)
+        lock = await asyncio.to_thread(identities.FolderLock, options.data)
+        stack.callback(lock.release)
+        node = _Node(options, outside, stack)
+        stopped = await node.run()
+    if stopped.code == 0:
+        return stopped.reason
+    raise error_of(stopped)
+
+
+async def show_identity(folder: Path) -> str:
+    path = folder / identities.KEY_FILE
+    identity = await asyncio.to_thread(identities.load, path)
+    return f"{identity.peer}  {path}"
+
+
+async def export_identity(folder: Path, to: Path) -> str:
+    identity = await asyncio.to_thread(identities.export, folder, to)
+    return f"the key of {identity.peer} is in {to}: whoever has it is this contributor"
+
+
+async def import_identity(folder: Path, source: Path) -> str:
+    await asyncio.to_thread(identities.make_folder, folder)
+    identity = await asyncio.to_thread(identities.import_key, folder, source)
+    return f"{folder} is {identity.peer} now"
+
+
+class _Node:
+    """One node of one run, from admission to leaving."""
+
+    def __init__(self, options: NodeOptions, outside: Outside, stack: AsyncExitStack) -> None:
+        self._options, self._outside, self._stack = options, outside, stack
+        self._seconds: Callable[[], float] = time.monotonic
+        self._run_offset_s = 0.0
+        self._asked_to_stop = False
+        self._display: Display | None = None
+
+    async def run(self) -> Stopped:
+        options = self._options
+        identity = await asyncio.to_thread(identities.load_or_make, options.data, self._say)
+        self._say(f"this node is {identity.peer}; its key and state are in {options.data}")
+        admission = await self._admitted(identity)
+        self._admission, self._identity = admission, identity
+        self._run_offset_s = admission.run_offset_s or 0.0
+        return await self._take_part()
+
+    async def _admitted(self, identity: Identity) -> Admission:
+        options = self._options
+        invite = options.invite
+        if options.run_dir is not None:
+            token = await asyncio.to_thread((options.run_dir / TOKEN_FILE).read_bytes)
+            invite = type(invite)(invite.run, invite.hosts, token)
+        return await admit(
+            invite, identity, options.data, seconds=self._seconds, name=options.name, observer=options.observer
+        )
+
+    async def _take_part(self) -> Stopped:
+        """Build all parts, run their tasks, and end them in order when the session says stop."""
+        options, admission, identity = self._options, self._admission, self._identity
+        run, spec, me = options.invite.run, admission.spec, identity.peer
+        grid = policy.grid(spec)
+        sealer = KeySealer(identity, run)
+        pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="bytes")
+        self._stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+
+        work = options.data / "work"
+        await asyncio.to_thread(work.mkdir, exist_ok=True)
+        await asyncio.to_thread(replace_file, work / "spec.json", spec.to_bytes())
+        data_folder = options.run_dir / "data" if options.run_dir else options.data / "data"
+        store = StateStore(options.data / "state", grid, pool)
+        for problem in await asyncio.to_thread(store.open):
+            self._say(problem)
+        if options.run_dir is not None and store.current is None:
+            await asyncio.to_thread(self._install_first_state, options.run_dir, store)
+        results = ResultsStore(
+            options.data / "results", frame_sizes(grid, spec.codec.name, spec.codec.block), spec.codec.leaf_values
+        )
+        self._stack.callback(results.close)
+        # Before the files close: a thread that still wrote would write into whatever is opened next.
+        self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
+        journal = Journal(options.data / "votes.sqlite")
+        self._stack.callback(journal.close)
+        record, fresh = await asyncio.to_thread(journal.load)
+
+        traffic = Traffic()
+        peers = self._outside.make_peers(
+            admission.credentials, no_progress_s=spec.deadlines.no_progress_s, traffic=traffic
+        )
+        self._stack.push_async_callback(peers.close)
+
+        session = Session(
+            me,
+            spec,
+            sealer,
+            coordinator=admission.operator.coordinator,
+            voter=Voter(me, record, lost=fresh),
+            ledger=store.current.ledger if store.current else None,
+            now=Instant(self._seconds()),
+            observer=options.observer,
+            rounds=options.rounds,
+        )
+        self._display = display = Display(session.view, self._seconds)
+
+        dht = await self._outside.start_dht(
+            identity,
+            run,
+            listen=options.dht,
+            bootstrap=admission.addresses.dht,
+            clock=self._run_time_s,
+            folder=options.data,
+            failed=self._say,
+        )
+        self._stack.push_async_callback(dht.close)
+        whereabouts = Whereabouts(run, dht)
+        landmarks = Landmarks(
+            me,
+            admission.operator.coordinator,
+            admission.addresses,
+            lambda: addresses_now(options.invite, seconds=self._seconds),
+            whereabouts,
+        )
+        pieces = PieceStore(
+            data_folder,
+            spec,
+            []
+            if options.observer
+            else [
+                PeerSource(peers, landmarks.donors),
+                HttpSource(options.invite.hosts),
+            ],
+        )
+        await asyncio.to_thread(pieces.open)
+        fetcher = Fetcher(
+            me,
+            spec,
+            peers=peers,
+            whereabouts=whereabouts,
+            landmarks=landmarks,
+            store=store,
+            results=results,
+            pieces=pieces,
+            pool=pool,
+            say=self._say,
+            seconds=self._seconds,
+        )
+
+        log = await asyncio.to_thread((options.data / "trainer.log").open, "ab")
+        self._stack.callback(log.close)
+        driver: Driver
+        supervisor = Supervisor(
+            self._outside.make_trainer(log),
+            Start(str(work / "spec.json"), str(data_folder), options.threads),
+            spec.model.layout_digest,
+            post=lambda event: driver.post(event),
+            say=self._say,
+        )
+        evaluator = Evaluator(spec, store, supervisor, work, lambda figure: line.say(figure), self._say)
+        parts = Parts(
+            me=me,
+            spec=spec,
+            sealer=sealer,
+            journal=journal,
+            store=store,
+            results=results,
+            fetcher=fetcher,
+            peers=peers,
+            whereabouts=whereabouts,
+            trainer=supervisor,
+            pool=pool,
+            work=work,
+            seconds=self._seconds,
+            say=self._say,
+            applied=lambda: evaluator.state_changed() if options.observer else None,
+        )
+        driver = Driver(session, parts)
+        holder = NodeHolder(store, results, pieces, lambda: driver.exchanging)
+        server = NodeServer(
+            admission.credentials,
+            holder,
+            allowed=lambda peer: _ban(session, peer),
+            no_progress_s=spec.deadlines.no_progress_s,
+            traffic=traffic,
+        )
+        port = await server.start(options.listen)
+        self._stack.push_async_callback(server.stop)
+        own = OwnRecord(
+            identity,
+            run,
+            advertised(options, port),
+            dht=dht.addresses,
+            held=lambda: session.ledger,
+            run_time_s=self._run_time_s,
+        )
+
+        def hello() -> Hello:
+            held = session.ledger
+            return Hello(
+                protocol=limits.PROTOCOL,
+                record=own.sealed(),
+                epoch=held.epoch if held else 0,
+                round=held.round if held else 0,
+                head=held.head if held else b"",
+                digest=held.digest if held else b"",
+                holds_state=held is not None,
+                observer=options.observer,
+                name=options.name,
+                abstain_round=0,
+            )
+
+        line = LeaderLine(
+            peers,
+            Opener(run, admission.operator.coordinator),
+            where=landmarks.leader,
+            hello=hello,
+            post=driver.post,
+            learn=whereabouts.learn,
+        )
+        driver.line = line
+
+        async def publish() -> None:
+            """Keep the record in the DHT. Alone in it, look for others at once and then more and more rarely."""
+            pause_s = ALONE_FIRST_S
+            while True:
+                if dht.alone and not options.observer:
+                    known = [address for record in whereabouts.all() for address in record.dht]
+                    await dht.join(known or (await landmarks.look()).dht)
+                await dht.publish(own.now())
+                pause_s = min(2 * pause_s, PUBLISH_S) if dht.alone else PUBLISH_S
+                await asyncio.sleep(pause_s)
+
+        def answer(word: str) -> Mapping[str, Any]:
+            match word:
+                case "status":
+                    since_s = self._seconds() - session.view().since
+                    return status_of(session.view(), run, me, traffic, since_s) | {
+                        "trainer_restarts": supervisor.n_restarts,
+                        "data": str(options.data),
+                    }
+                case "leave":
+                    driver.post(ev.LeaveAsked("left on request"))
+                    return {"said": "the node gives its seat back and ends"}
+                case "pause" | "resume":
+                    driver.post(ev.PauseAsked("user", word == "pause"))
+                    return {"said": "paused" if word == "pause" else "resumed"}
+                case _:
+                    raise KeyError(word)
+
+        control = ControlServer(options.data, answer)
+        await control.start()
+        self._stack.push_async_callback(control.stop)
+        if self._outside.owns_process:
+            self._on_signals(driver)
+        if options.observer:
+            evaluator.state_changed()
+        tasks = [supervisor.run(), line.run(), publish()]
+        if self._outside.owns_process:
+            tasks.append(display.run())
+        if options.observer:
+            tasks.append(evaluator.run())
+        return await until_stopped(driver, tasks)
+
+    # -- small things -----------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if self._outside.say is not None:
+            self._outside.say(text)
+        elif self._display is not None:
+            self._display.say(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _run_time_s(self) -> float:
+        return self._seconds() + self._run_offset_s
+
+    def _install_first_state(self, run_dir: Path, store: StateStore) -> None:
+        """The observer starts from the run's own folder, wherever the chain is by now."""
+        commit = wire.decode(Commit, (run_dir / "genesis.bin").read_bytes())
+        first = ledgers.genesis(self._options.invite.run, self._admission.operator.coordinator)
+        head = hashes.commit_hash(commit.body, commit.digest)
+        state = run_dir / "state"
+        store.install_initial(state / "theta.bin", state / "momentum.bin", commit, first.at(head, commit.digest))
+
+    def _on_signals(self, driver: Driver) -> None:
+        """The first SIGINT or SIGTERM leaves cleanly, the second one ends the process at once."""
+        loop = asyncio.get_running_loop()
+
+        def signalled() -> None:
+            if self._asked_to_stop:
+                os._exit(130)
+            self._asked_to_stop = True
+            driver.post(ev.LeaveAsked("left on a signal"))
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, signalled)
+
+
+def _ban(session: Session, peer: PeerId) -> str:
+    ledger = session.ledger
+    banned = ledger is not None and ledger.standing.get(peer) is Standing.BANNED
+    return "banned from this run" if banned else ""

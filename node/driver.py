@@ -1,0 +1,328 @@
+"""The member's shell: asks the session, carries its effects out in order, and sleeps until woken.
+
+The driver alone supplies `now`. Work that takes time runs in tasks or threads, and its outcome comes back as an event;
+`Persist` is awaited before anything after it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import assert_never
+
+from aggregation.exchange import ExchangeEvent as Happened
+from coordinator.rounds import policy
+from coordinator.rounds.events import Instant
+from node.encoding import Contribution, read_contribution
+from node.errors import NodeError
+from node.exchanging import Exchanging
+from node.fetching import Fetcher
+from node.journal import Journal
+from node.leaderline import LeaderLine
+from node.ports import Peers
+from node.results import ResultsStore
+from node.session import events as ev
+from node.session.machine import Session
+from node.state import StateStore
+from node.training.shared import CodesArea
+from node.training.supervisor import Supervisor
+from node.whereabouts import Whereabouts
+from protos import hashes
+from protos.messages import ExchangeReport, Heartbeat, Missing, PeerId, Range, Signed
+from protos.runspec import RunSpec
+from protos.sealer import KeySealer
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """How the driver ended: the exit code and the last line."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the driver drives; constructed by `app`."""
+
+    me: PeerId
+    spec: RunSpec
+    sealer: KeySealer
+    journal: Journal
+    store: StateStore
+    results: ResultsStore
+    fetcher: Fetcher
+    peers: Peers
+    whereabouts: Whereabouts
+    trainer: Supervisor | None
+    pool: Executor
+    work: Path
+    seconds: Callable[[], float]
+    say: Callable[[str], None]
+    applied: Callable[[], None]  # told when another state is the current one
+
+
+class Driver:
+    """Drives one session. `run` is its only task; `post` may be called from the same event loop."""
+
+    def __init__(self, session: Session, parts: Parts) -> None:
+        self.session, self._parts = session, parts
+        self.line: LeaderLine | None = None
+        self.exchanging: Exchanging | None = None
+        self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
+        self._contribution: Contribution | None = None
+        self._stopped: Stopped | None = None
+        self._exchange_bytes = (0, 0)
+        self._began_s: dict[str, float] = {}
+        self._took_s: dict[str, float] = {}
+
+    def post(self, event: ev.Event) -> None:
+        """Take in an event."""
+        if isinstance(event, ev.CommitHeard):
+            self._parts.fetcher.told(event.commit, event.body)
+        self._inbox.put_nowait(event)
+
+    async def run(self) -> Stopped:
+        """Until the session says stop. A fault of ours ends it with that fault."""
+        await self._decide(ev.Woke())
+        try:
+            while self._stopped is None:
+                await self._decide(await self._next())
+                if self._fault is not None:
+                    raise self._fault
+            return self._stopped
+        finally:
+            await self._close()
+
+    async def _next(self) -> ev.Event:
+        wake_s = self.session.next_wake(self._now()) - self._now()
+        try:
+            async with asyncio.timeout(max(wake_s, 0.0)):
+                return await self._inbox.get()
+        except TimeoutError:
+            return ev.Woke()
+
+    async def _decide(self, event: ev.Event) -> None:
+        for effect in self.session.handle(event, self._now()):
+            await self._carry_out(effect)
+
+    async def _carry_out(self, effect: ev.Effect) -> None:
+        parts = self._parts
+        match effect:
+            case ev.TellLeader(message):
+                await self._tell(message)
+            case ev.Persist(entry):
+                await asyncio.to_thread(parts.journal.save, entry)
+            case ev.FetchState():
+                self._spawn(self._fetch_state(effect))
+            case ev.FetchData(round_, ranges):
+                self._spawn(self._fetch_data(round_, ranges))
+            case ev.LoadAnchor() | ev.StartTraining() | ev.PauseTraining() | ev.Encode():
+                self._train(effect)
+            case ev.BeginExchange():
+                await self._begin_exchange(effect)
+            case ev.InExchange(plan_hash, inner):
+                if self.exchanging is not None and self.exchanging.plan_hash == plan_hash:
+                    await self.exchanging.carry_out(inner)
+            case ev.EndExchange(plan_hash):
+                if self.exchanging is not None and self.exchanging.plan_hash == plan_hash:
+                    ended, self.exchanging = self.exchanging, None
+                    await ended.close()
+            case ev.Verify():
+                self._spawn(self._verify(effect))
+            case ev.Apply():
+                await self._apply(effect)
+            case ev.Stop(code, reason):
+                self._stopped = Stopped(code, reason)
+            case ev.Say(text):
+                parts.say(text)
+            case _:
+                assert_never(effect)
+
+    # -- effects ----------------------------------------------------------------------------------------------
+
+    async def _tell(self, message: object) -> None:
+        if self.line is None:
+            return
+        traffic = self._parts.peers.traffic
+        if isinstance(message, Heartbeat):
+            message = replace(message, bytes_sent=traffic.sent, bytes_received=traffic.received)
+        await self.line.say(message)  # type: ignore[arg-type]
+
+    def _train(self, effect: ev.LoadAnchor | ev.StartTraining | ev.PauseTraining | ev.Encode) -> None:
+        trainer, held = self._parts.trainer, self._parts.store.current
+        if trainer is None or held is None:
+            return
+        match effect:
+            case ev.LoadAnchor(_, nominal_step, fresh_moments):
+                trainer.load(held.theta, held.ledger.round, nominal_step, fresh_moments)
+            case ev.StartTraining(round_, ranges, h):
+                self._began("train")
+                trainer.train(round_, ranges, h)
+            case ev.PauseTraining(paused):
+                trainer.pause(paused)
+            case ev.Encode(round_):
+                self._took("train")
+                self._spawn(self._encode(round_))
+
+    async def _encode(self, round_: int) -> None:
+        """Have Δ encoded into the area, then hash what lies there: the commitment is to those very bytes."""
+        parts, trainer = self._parts, self._parts.trainer
+        if trainer is None:
+            return
+        codec, grid = parts.spec.codec, policy.grid(parts.spec)
+        path = parts.work / "codes.0"
+        await asyncio.to_thread(CodesArea.create, path, grid, codec.name, codec.block)
+        encoded = await trainer.encode(round_, path)
+        if encoded is None:
+            self.post(ev.EncodeFailed(round_, "the trainer stopped"))
+            return
+        loop = asyncio.get_running_loop()
+        contribution = await loop.run_in_executor(parts.pool, read_contribution, path, parts.spec)
+        self._contribution = contribution
+        self.post(
+            ev.Encoded(
+                round_,
+                encoded.steps,
+                encoded.tokens,
+                encoded.used,
+                encoded.sum_lr,
+                encoded.inner_loss,
+                contribution.root,
+                contribution.norms,
+            )
+        )
+
+    async def _begin_exchange(self, effect: ev.BeginExchange) -> None:
+        parts = self._parts
+        plan_hash = effect.plan_hash
+        self._began("exchange")
+
+        def happened(event: Happened) -> None:
+            self.post(ev.Exchanged(plan_hash, event))
+
+        async def tell(message: Signed | Missing) -> None:
+            await self._tell(message)
+
+        sequences = {member.peer: member.record_sequence for member in effect.plan.members}
+
+        async def where(peer: PeerId) -> tuple[str, ...]:
+            return await parts.whereabouts.addresses(peer, min_sequence=sequences.get(peer, 0))
+
+        contribution = self._contribution
+        self.exchanging = Exchanging(
+            effect,
+            parts.me,
+            parts.spec,
+            parts.sealer,
+            admit=lambda sender, chunk, n_bytes: self.session.admit_row(plan_hash, sender, chunk, n_bytes),
+            codes=contribution.area if contribution else None,
+            code_roots=contribution.roots if contribution else (),
+            results=parts.results.area(plan_hash),
+            work=parts.work / f"rows.{plan_hash.hex()[:16]}",
+            pool=parts.pool,
+            peers=parts.peers,
+            where=where,
+            happened=happened,
+            tell=tell,
+            failed=self._failed,
+            seconds=parts.seconds,
+        )
+
+    async def _fetch_state(self, effect: ev.FetchState) -> None:
+        outcome = await self._parts.fetcher.state(effect.commit, effect.body)
+        if isinstance(outcome, str):
+            self.post(ev.StateFetchFailed(outcome))
+            return
+        self._parts.applied()
+        self.post(ev.StateFetched(outcome))
+
+    async def _fetch_data(self, round_: int, ranges: tuple[Range, ...]) -> None:
+        await self._parts.fetcher.data(ranges)
+        self.post(ev.DataReady(round_))
+
+    async def _verify(self, effect: ev.Verify) -> None:
+        fault = await self._parts.fetcher.results(effect)
+        if fault:
+            self.post(ev.VerifyFailed(effect.body_hash, fault))
+            return
+        self._took("exchange")
+        self._began("apply")
+        loop = asyncio.get_running_loop()
+        parts = self._parts
+        frames = parts.results.area(effect.body_hash).frame if effect.result_hashes else _no_frame
+        try:
+            digest = await loop.run_in_executor(parts.pool, parts.store.prepare, effect.body_hash, effect.body, frames)
+        except (NodeError, ValueError, KeyError) as error:
+            self.post(ev.VerifyFailed(effect.body_hash, str(error)))
+            return
+        self.post(ev.Verified(effect.body_hash, digest))
+
+    async def _apply(self, effect: ev.Apply) -> None:
+        """The switch is awaited here: nothing is decided while it is half done."""
+        store = self._parts.store
+        await asyncio.to_thread(store.apply, hashes.body_hash(effect.commit.body), effect.commit, effect.ledger)
+        self._took("apply")
+        traffic = self._parts.peers.traffic
+        sent, received = traffic.exchange_sent, traffic.exchange_received
+        before = self._exchange_bytes
+        self._exchange_bytes = (sent, received)
+        self._contribution = None
+        report = ExchangeReport(
+            effect.body.epoch,
+            effect.body.round,
+            sent - before[0],
+            received - before[1],
+            self._took_s.pop("train", 0.0),
+            self._took_s.pop("exchange", 0.0),
+            self._took_s.pop("apply", 0.0),
+        )
+        await self._tell(report)
+        self._parts.applied()
+        self.post(ev.Applied(effect.commit_hash))
+
+    # -- small things -----------------------------------------------------------------------------------------
+
+    def _now(self) -> Instant:
+        return Instant(self._parts.seconds())
+
+    def _began(self, what: str) -> None:
+        self._began_s[what] = self._parts.seconds()
+
+    def _took(self, what: str) -> None:
+        began_s = self._began_s.pop(what, None)
+        if began_s is not None:
+            self._took_s[what] = self._took_s.get(what, 0.0) + self._parts.seconds() - began_s
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        """A fault of ours: `run` ends with it."""
+        self._fault = self._fault or error
+        self.post(ev.Woke())
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.exchanging is not None:
+            await self.exchanging.close()
+        if self.line is not None:
+            await self.line.close()
+
+
+def _no_frame(chunk: int) -> memoryview:
+    raise KeyError(chunk)  # an empty round has no results

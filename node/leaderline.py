@@ -1,0 +1,104 @@
+"""The line to the leader: kept open, tried again with growing pauses, and its words handed on as events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from node.opening import BadWord, Opener
+from node.ports import Line, PeerFailed, Peers
+from node.session import events as ev
+from protos.messages import Goodbye, Hello, MemberMessage, PeerId, Records, Signed, Welcome
+
+PAUSE_FIRST_S = 0.25
+PAUSE_MAX_S = 30.0
+
+
+class LeaderLine:
+    """One member's line.
+
+    Args:
+        peers: opens it.
+        opener: verifies what comes.
+        where: the leader's peer id and its addresses now; raises PeerFailed if nobody knows.
+        hello: the first message, made anew for each line.
+        post: takes the events.
+        learn: takes address records that the leader relays.
+        jitter: a fraction from 0 to 1, so that members don't come back all at once.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        opener: Opener,
+        *,
+        where: Callable[[], Awaitable[tuple[PeerId, tuple[str, ...]]]],
+        hello: Callable[[], Hello],
+        post: Callable[[ev.Event], None],
+        learn: Callable[[tuple[bytes, ...]], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._peers, self._opener = peers, opener
+        self._where, self._hello, self._post, self._learn, self._jitter = where, hello, post, learn, jitter
+        self._line: Line | None = None
+        self._was_welcome = False
+        self.run_time_s: Callable[[float], None] = lambda _: None
+
+    async def run(self) -> None:
+        """Keep the line until cancelled. The pause grows while lines fail before a Welcome."""
+        pause_s = PAUSE_FIRST_S
+        while True:
+            self._was_welcome = False
+            try:
+                await self._once()
+            except (PeerFailed, BadWord) as error:
+                self._post(ev.LineDown(str(error)))
+            pause_s = PAUSE_FIRST_S if self._was_welcome else min(2 * pause_s, PAUSE_MAX_S)
+            await asyncio.sleep(pause_s * (0.5 + self._jitter()))
+
+    async def say(self, message: MemberMessage | Signed) -> None:
+        """Send if the line is up; what must arrive is said again after the next Welcome."""
+        line = self._line
+        if line is None:
+            return
+        try:
+            await line.send(message)
+        except PeerFailed:
+            return  # the reader meets the same failure and says so
+
+    async def close(self) -> None:
+        """Say what is queued, then close."""
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    async def _once(self) -> None:
+        """One line's life. Returns after a Goodbye that says why, else raises PeerFailed or BadWord."""
+        leader, addresses = await self._where()
+        line = await self._peers.open_line(leader, addresses)
+        try:
+            await line.send(self._hello())
+            async for message in line.messages():
+                if isinstance(message, Welcome):
+                    self._welcomed(message, leader)
+                    self._line = line
+                elif isinstance(message, Records):
+                    self._learn(message.records)
+                else:
+                    self._post(self._opener.event(message, leader))
+                    if isinstance(message, Goodbye) and message.code in ("ended", "left", "refused", "superseded"):
+                        return
+        finally:
+            if self._line is line:
+                self._line = None
+            await line.close()
+        raise PeerFailed(leader, "the leader closed the line")
+
+    def _welcomed(self, welcome: Welcome, leader: PeerId) -> None:
+        if welcome.leader != leader:
+            raise BadWord(f"a Welcome in the name of {welcome.leader} on the line of {leader}")
+        self.run_time_s(welcome.run_time_s)
+        self._learn(welcome.records)
+        self._post(self._opener.welcome(welcome))
+        self._was_welcome = True

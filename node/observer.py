@@ -1,0 +1,95 @@
+"""The run without a seat: follows every commit and reports the validation loss of the state after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.state import StateStore
+from node.training.supervisor import Supervisor
+from protos.messages import Evaluation
+from protos.runspec import RunSpec
+
+PENDING_MAX = 16
+"""States that may wait for their evaluation; each keeps a link to its θ. Beyond it the oldest is passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A state to evaluate. A state's file is never written to again, so a link holds it after the store drops it."""
+
+    epoch: int
+    round: int
+    digest: bytes
+    theta: Path
+
+
+class Evaluator:
+    """Evaluates states one after the other in the observer's own trainer.
+
+    Args:
+        trainer: its supervisor.
+        work: a folder on the store's file system, for links.
+        report: takes each figure.
+        say: takes what an operator would want to read.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        store: StateStore,
+        trainer: Supervisor,
+        work: Path,
+        report: Callable[[Evaluation], Awaitable[None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec, self._store, self._trainer, self._work = spec, store, trainer, work
+        self._report, self._say = report, say
+        self._pending: list[_Pending] = []
+        self._changed = asyncio.Event()
+        self._last: Evaluation | None = None
+
+    def state_changed(self) -> None:
+        """Another state is the current one: evaluate it if it is its turn."""
+        held = self._store.current
+        every = self._spec.evaluation.every_rounds
+        if held is None or not every or held.ledger.round % every:
+            return
+        if any(waiting.digest == held.digest and waiting.round == held.ledger.round for waiting in self._pending):
+            return
+        theta = self._work / f"evaluate.{held.ledger.round}"
+        theta.unlink(missing_ok=True)
+        os.link(held.theta, theta)
+        self._pending.append(_Pending(held.ledger.epoch, held.ledger.round, held.digest, theta))
+        while len(self._pending) > PENDING_MAX:
+            self._pending.pop(0).theta.unlink(missing_ok=True)
+        self._changed.set()
+
+    async def say_again(self) -> None:
+        """The line to the leader is new: the last figure may have been lost with the old one."""
+        if self._last is not None:
+            await self._report(self._last)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._pending:
+                pending = self._pending.pop(0)
+                try:
+                    await self._evaluate(pending)
+                finally:
+                    pending.theta.unlink(missing_ok=True)
+
+    async def _evaluate(self, pending: _Pending) -> None:
+        evaluated = await self._trainer.evaluate(pending.round, pending.theta)
+        if evaluated is None:
+            self._say(f"the state after round {pending.round} could not be evaluated")
+            return
+        self._last = Evaluation(pending.epoch, pending.round, pending.digest, evaluated.val_loss, evaluated.n_tokens)
+        self._say(f"validation loss after round {pending.round}: {evaluated.val_loss:.4f}")
+        await self._report(self._last)

@@ -1,0 +1,145 @@
+"""What the leader says, opened: every envelope is verified before the deciding code sees its message as an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.rounds.ledger import Ledger, LedgerError
+from node.session import events as ev
+from protos import hashes, wire
+from protos.messages import (
+    AttemptFailed,
+    Body,
+    Commit,
+    Commitment,
+    Deal,
+    Genesis,
+    Goodbye,
+    LeaderMessage,
+    Leave,
+    PeerId,
+    Plan,
+    Prepare,
+    Propose,
+    Results,
+    Signed,
+    Vote,
+    Welcome,
+)
+from protos.sealer import Opened, open_signed
+from protos.signing import Purpose, SignatureError, unseal
+from protos.wire import WireError
+
+
+class BadWord(ValueError):
+    """The leader said something that can't be: says what."""
+
+
+class Opener:
+    """Opens what one leader says in one run."""
+
+    def __init__(self, run: PeerId, coordinator: PeerId) -> None:
+        self._run, self._coordinator = run, coordinator
+
+    def event(self, message: LeaderMessage | Signed, leader: PeerId) -> ev.Event:
+        """The event of a message of the leader's line. Raises BadWord."""
+        try:
+            match message:
+                case Signed(envelope):
+                    return self._signed(envelope, leader)
+                case Commit():
+                    body = wire.decode(Body, message.body)
+                    hash_ = hashes.commit_hash(message.body, message.digest)
+                    return ev.CommitHeard(message, body, hash_, self._votes(message))
+                case AttemptFailed(epoch, round_, attempt, reason):
+                    return ev.AttemptOver(epoch, round_, attempt, reason)
+                case Goodbye():
+                    return ev.SaidGoodbye(message)
+                case _:
+                    raise BadWord(f"a {type(message).__name__} where none is due")
+        except (SignatureError, WireError, LedgerError) as error:
+            raise BadWord(f"{type(message).__name__}: {error}") from error
+
+    def welcome(self, welcome: Welcome) -> ev.LineUp:
+        """Raises BadWord; the ledger has the hash that the head's body names."""
+        try:
+            return ev.LineUp(welcome, *self.head(welcome.commit, welcome.ledger))
+        except (SignatureError, WireError, LedgerError) as error:
+            raise BadWord(f"Welcome: {error}") from error
+
+    def head(self, commit: Commit, ledger: bytes) -> tuple[Body, Ledger, tuple[tuple[PeerId, Vote | Leave], ...]]:
+        """A commit with the folded ledger after it, both opened. Raises LedgerError, WireError or SignatureError."""
+        body = wire.decode(Body, commit.body)
+        if body.run != self._run:
+            raise LedgerError(f"the commit is of run {body.run}, not of {self._run}")
+        folded = Ledger.from_bytes(ledger)
+        if folded.hash() != body.ledger_hash:
+            raise LedgerError("the ledger is not the one that the commit's body names")
+        if (folded.run, folded.epoch, folded.round) != (body.run, body.epoch, body.round):
+            raise LedgerError("the ledger is of another round than the commit")
+        return body, folded.at(hashes.commit_hash(commit.body, commit.digest), commit.digest), self._votes(commit)
+
+    def _votes(self, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:
+        """Votes and leaves of a commit whose signatures hold; for commit 0, which the run key signs, none."""
+        signed: list[tuple[PeerId, Vote | Leave]] = []
+        for envelope in commit.votes:
+            try:
+                opened = open_signed(envelope, self._run)
+            except SignatureError:
+                self._genesis(commit, envelope)
+                continue
+            if isinstance(opened.message, Vote | Leave):
+                signed.append((opened.signer, opened.message))
+        return tuple(signed)
+
+    def _genesis(self, commit: Commit, envelope: bytes) -> None:
+        opened = unseal(envelope, purpose=Purpose.GENESIS, run=self._run, signer=self._run)
+        genesis = wire.decode(Genesis, opened.body)
+        if (genesis.body_hash, genesis.digest) != (hashes.body_hash(commit.body), commit.digest):
+            raise SignatureError("the run key signed another first commit")
+
+    def _signed(self, envelope: bytes, leader: PeerId) -> ev.Event:
+        opened = open_signed(envelope, self._run, signer=leader)
+        match opened.message:
+            case Plan() as message:
+                return ev.Planned(message, hashes.plan_hash(opened.body), envelope)
+            case Deal() as message:
+                return ev.Dealt(message, envelope, self._commitments(message))
+            case Prepare() as message:
+                return ev.Prepared(message)
+            case Propose() as message:
+                return self._proposed(message)
+            case other:
+                raise SignatureError(f"the leader has no say in a {type(other).__name__}")
+
+    def _proposed(self, propose: Propose) -> ev.Proposed:
+        proposal = propose.proposal
+        body = wire.decode(Body, proposal.body)
+        hash_ = hashes.body_hash(proposal.body)
+        if not proposal.plan:
+            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {})
+        planned = open_signed(proposal.plan, self._run, signer=body.leader, kind=Plan)
+        dealt = open_signed(proposal.deal, self._run, signer=body.leader, kind=Deal)
+        plan, deal = planned.message, dealt.message
+        if not isinstance(plan, Plan) or not isinstance(deal, Deal):
+            raise SignatureError("a proposal without plan and deal")
+        plan_hash = hashes.plan_hash(planned.body)
+        return ev.Proposed(
+            propose, body, hash_, plan, plan_hash, deal, self._commitments(deal), self._results(proposal.results)
+        )
+
+    def _commitments(self, deal: Deal) -> dict[PeerId, Commitment]:
+        commitments: dict[PeerId, Commitment] = {}
+        for opened in self._open_all(deal.commitments, Commitment):
+            if isinstance(opened.message, Commitment) and opened.message.plan == deal.plan:
+                commitments[opened.signer] = opened.message
+        if len(commitments) != len(deal.commitments):
+            raise SignatureError("a deal with a doubled commitment, or one of another plan")
+        return commitments
+
+    def _results(self, envelopes: Iterable[bytes]) -> dict[PeerId, Results]:
+        opened = self._open_all(envelopes, Results)
+        return {item.signer: item.message for item in opened if isinstance(item.message, Results)}
+
+    def _open_all(self, envelopes: Iterable[bytes], kind: type) -> list[Opened]:
+        return [open_signed(envelope, self._run, kind=kind) for envelope in envelopes]

@@ -1,0 +1,1 @@
+"""What a member does about what it hears: decides, without IO."""

@@ -1,0 +1,36 @@
+"""What `node status` says: the contract's JSON, from the session's view and what was counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node.ports import Traffic
+from node.session.events import View
+from protos.messages import PeerId
+
+
+def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, since_s: float) -> dict[str, Any]:
+    """One node now; `since_s` is how long it has been in this state. What is not measured is null."""
+    return {
+        "peer": me,
+        "run_id": run,
+        "state": view.state,
+        "epoch": view.epoch,
+        "round": view.round,
+        "step": view.step,
+        "h": view.h,
+        "tokens_per_s": view.tokens_per_s,
+        "inner_loss": view.inner_loss,
+        "digest": view.digest.hex(),
+        "accepted": view.accepted,
+        "rejected": dict(view.rejected),
+        "waiting_for": view.waiting_for,
+        "since_s": round(since_s, 1),
+        "reachable": view.reachable,
+        "role": view.role,
+        "mfu": None,
+        "idle_share": None,
+        "bytes_sent": traffic.sent,
+        "bytes_received": traffic.received,
+        "paused_by": list(view.paused_by),
+    }

@@ -1,0 +1,282 @@
+"""The trainer's loop: a command changes what it does, a turn makes one step of it, reports go to whoever listens.
+
+It reads no pipe and owns no process, so that a thread can run it as well. Between two steps it looks for commands and
+never waits for one while there is something to train.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import assert_never
+
+import numpy as np
+import torch
+
+from aggregation import codec
+from aggregation.chunks import ChunkGrid
+from aggregation.vector import layout_of, load_from
+from node.training.batches import Batches
+from node.training.evaluation import evaluate
+from node.training.inner import InnerLoop
+from node.training.link import (
+    Command,
+    Encode,
+    Encoded,
+    Evaluate,
+    Evaluated,
+    Load,
+    Pause,
+    Progress,
+    Quit,
+    Ready,
+    Report,
+    Resume,
+    Start,
+    Train,
+)
+from node.training.model import check_layout
+from node.training.schedule import inner_lr
+from node.training.shared import CodesArea, map_vector
+from node.training.task import Task
+from protos.messages import Range
+from protos.runspec import RunSpec
+
+PROGRESS_S = 0.5
+MEASURE_MOST_S = 2.0
+"""A full batch is timed only if it should not take longer; else one sequence has to do."""
+
+
+class TrainerLoop:
+    """One rank's trainer.
+
+    Args:
+        build: makes the task of a RunSpec.
+        report: takes each report; called from the thread that runs the loop.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self, build: Callable[[RunSpec], Task], report: Callable[[Report], None], clock: Callable[[], float]
+    ) -> None:
+        self._build = build
+        self._report = report
+        self._clock = clock
+        self._work: _Work | None = None
+        self._paused = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would make a step."""
+        return self._work is not None and not self._paused and self._work.n_left > 0
+
+    def turn(self) -> None:
+        """One inner step."""
+        work = self._started()
+        began_at = self._clock()
+        work.step()
+        ended_at = self._clock()
+        work.train_s += ended_at - began_at
+        if work.n_left == 0 or ended_at - work.reported_at >= PROGRESS_S:
+            self._say_progress(work, ended_at)
+
+    def handle(self, command: Command) -> bool:
+        """Carry a command out; False when the process should end. Raises whatever makes going on impossible."""
+        match command:
+            case Start():
+                self._start(command)
+            case Load():
+                self._started().load(command)
+            case Train():
+                work = self._started()
+                work.train(command)
+                self._say_progress(work, self._clock())
+            case Encode():
+                self._report(self._started().encode(command))
+            case Evaluate():
+                self._report(self._started().evaluate(command))
+            case Pause() | Resume():
+                self._paused = isinstance(command, Pause)
+                if self._work is not None:
+                    self._say_progress(self._work, self._clock())
+            case Quit():
+                return False
+            case _:
+                assert_never(command)
+        return True
+
+    def _start(self, command: Start) -> None:
+        if command.rank != 0 or command.ranks != 1:
+            raise ValueError(f"rank {command.rank} of {command.ranks}: a node has one rank in this version")
+        spec = RunSpec.from_bytes(Path(command.spec_path).read_bytes())
+        self._work = _Work(spec, self._build(spec), Path(command.data_dir))
+        tokens_per_s = self._work.measure(self._clock)
+        layout = self._work.layout
+        self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s))
+
+    def _started(self) -> _Work:
+        if self._work is None:
+            raise RuntimeError("the first command is Start")
+        return self._work
+
+    def _say_progress(self, work: _Work, now: float) -> None:
+        work.reported_at = now
+        self._report(work.progress(paused=self._paused))
+
+
+def run(loop: TrainerLoop, commands: SimpleQueue[Command]) -> None:
+    """Commands as they come, steps in between, until a Quit."""
+    while True:
+        try:
+            command = commands.get(block=not loop.has_work)
+        except Empty:
+            loop.turn()
+            continue
+        if not loop.handle(command):
+            return
+
+
+class _Work:
+    """What a started trainer holds: the task, the data, and the position since the anchor."""
+
+    def __init__(self, spec: RunSpec, task: Task, data_dir: Path) -> None:
+        self.train_s = 0.0
+        self.reported_at = -math.inf
+        self._spec = spec
+        self._task = task
+        self._batches = Batches(spec, data_dir)
+        self.layout = layout_of([(name, value.shape) for name, value in task.parameters()], block=spec.codec.block)
+        self._inner = InnerLoop(task, spec.inner, self.layout)
+        self._round = 0
+        self._nominal_step = 0
+        self._h = spec.work.h
+        self._first_k = 0
+        self._used: tuple[Range, ...] = ()  # of earlier Trains since the anchor
+        self._ranges: tuple[Range, ...] = ()
+        self._indices: Iterator[int] = iter(())
+        self._position = 0  # batches used of `_ranges`
+        self._recent: list[float] = []
+        self._last_loss = 0.0
+
+    @property
+    def n_left(self) -> int:
+        return count(self._ranges) - self._position
+
+    def load(self, command: Load) -> None:
+        check_layout(self.layout, self._spec)
+        theta_D = map_vector(Path(command.theta_path), self.layout.n_values)
+        self._inner.load(theta_D, fresh_moments=command.fresh_moments)
+        self._round, self._nominal_step = command.round, command.nominal_step
+        self._forget()
+
+    def train(self, command: Train) -> None:
+        self._used += prefix(self._ranges, self._position)
+        self._round, self._ranges = command.round, command.ranges
+        self._h, self._first_k = command.h, max(command.first_k, count(self._used))
+        self._indices = (span.start + i for span in command.ranges for i in range(span.count))
+        self._position = 0
+        self.train_s = 0.0
+
+    def step(self) -> None:
+        ids_BL = torch.from_numpy(self._batches.batch(next(self._indices)))
+        k = self._first_k + self._position
+        lr = inner_lr(self._spec.inner, self._nominal_step, k, self._h, self._inner.cold_step)
+        loss = self._inner.step(ids_BL, lr)
+        self._position += 1
+        if loss is not None:
+            self._recent.append(loss)
+
+    def progress(self, *, paused: bool) -> Progress:
+        if self._recent:
+            self._last_loss = sum(self._recent) / len(self._recent)
+            self._recent.clear()
+        step = count(self._used) + self._position
+        tokens_per_s = self._position * self._spec.work.batch_tokens / self.train_s if self.train_s > 0 else 0.0
+        return Progress(
+            round=self._round,
+            step=step,
+            n_steps=step + self.n_left,
+            tokens=step * self._spec.work.batch_tokens,
+            loss=self._last_loss,
+            tokens_per_s=tokens_per_s,
+            time_left_s=self.n_left * self._spec.work.batch_tokens / tokens_per_s if tokens_per_s else 0.0,
+            skipped_steps=self._inner.tally.skipped,
+            paused=paused,
+        )
+
+    def encode(self, command: Encode) -> Encoded:
+        """Write anchor minus parameters, chunk by chunk; it never stands in memory as a whole."""
+        codec_spec = self._spec.codec
+        self._inner.restore_if_broken()
+        self._used += prefix(self._ranges, self._position)
+        self._ranges, self._position = (), 0
+        grid = ChunkGrid(self.layout.n_values, codec_spec.chunk_values)
+        area = CodesArea(Path(command.codes_path), grid, codec_spec.name, codec_spec.block, writable=True)
+        delta_P = np.empty(min(grid.chunk_values, grid.n_values), np.float32)
+        norms_sq: list[float] = []
+        for chunk in range(grid.n_chunks):
+            start, stop = grid.bounds(chunk)
+            self._inner.delta_into(delta_P[: stop - start], start)
+            codec.encode_into(codec_spec.name, delta_P[: stop - start], area.frame(chunk), block=codec_spec.block)
+            norms_sq.append(codec.squared_norm(area.frame(chunk)))
+        tally = self._inner.tally
+        # Without a single good step there is nothing to weigh: the batches count as unused.
+        used = self._used if tally.steps else ()
+        return Encoded(
+            round=command.round,
+            steps=tally.steps,
+            tokens=count(used) * self._spec.work.batch_tokens,
+            sum_lr=tally.sum_lr,
+            inner_loss=tally.mean_loss,
+            used=used,
+            norms_sq=tuple(norms_sq),
+            skipped_steps=tally.skipped,
+        )
+
+    def evaluate(self, command: Evaluate) -> Evaluated:
+        self._forget()
+        theta_D = map_vector(Path(command.theta_path), self.layout.n_values)
+        self._inner.unload()
+        load_from(self._task.parameters(), self.layout, theta_D)
+        val_loss, n_tokens = evaluate(self._task, self._batches)
+        return Evaluated(command.round, val_loss, n_tokens)
+
+    def measure(self, clock: Callable[[], float]) -> float:
+        """Tokens a second of forward and backward, on tokens that are none of the run's; changes nothing."""
+        length, n_sequences = self._spec.data.sequence_length, self._spec.batch_sequences
+        self._timed(clock, 1)
+        one_s = self._timed(clock, 1)
+        if n_sequences == 1 or one_s * n_sequences > MEASURE_MOST_S:
+            return length / one_s
+        return n_sequences * length / self._timed(clock, n_sequences)
+
+    def _timed(self, clock: Callable[[], float], n_sequences: int) -> float:
+        ids_BL = torch.ones((n_sequences, self._spec.data.sequence_length), dtype=torch.int64)
+        began_at = clock()
+        self._task.loss(ids_BL).backward()  # type: ignore[no-untyped-call]
+        for _, parameter in self._task.parameters():
+            parameter.grad = None
+        return max(clock() - began_at, 1e-6)
+
+    def _forget(self) -> None:
+        self._used, self._ranges, self._indices = (), (), iter(())
+        self._position, self._first_k, self.train_s = 0, 0, 0.0
+        self._recent.clear()
+
+
+def count(ranges: tuple[Range, ...]) -> int:
+    """Batches in these ranges."""
+    return sum(span.count for span in ranges)
+
+
+def prefix(ranges: tuple[Range, ...], n_batches: int) -> tuple[Range, ...]:
+    """The first so many batches of these ranges, without empty ranges."""
+    taken: list[Range] = []
+    for span in ranges:
+        here = min(span.count, n_batches)
+        if here:
+            taken.append(Range(span.start, here))
+        n_batches -= here
+    return tuple(taken)

@@ -1,0 +1,176 @@
+"""The command: exit codes by class of mistake, the last line says what to do, JSON alone on standard output."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import cli
+from coordinator.operating import parse_duration_s
+from protos.invite import parse
+from tests.coordinator.made import make_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output, and the last line of standard error."""
+    monkeypatch.setattr(sys, "argv", ["coordinator", *words])
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as left:
+        code = left.code or 0
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.strip()]
+    return int(code), out, lines[-1] if lines else ""
+
+
+def served_before(path: Path) -> None:
+    (path / "ports.json").write_text('{"http": "0.0.0.0:8470", "advertise": "barn.example"}')
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "last"),
+    [
+        (["serve"], 2, "--data"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["init", "--data", "x", "--sett", "a=b"], 2, "--sett"),
+        (["init", "--data", "{tmp}/x", "--set", "work.hh=3"], 2, "work.h?"),
+        (["init", "--data", "{tmp}/x", "--preset", "2B"], 2, "tiny"),
+        (["init", "--data", "{tmp}/x", "--config", "{tmp}/none.toml"], 2, "none.toml"),
+        (["init", "--data", "{tmp}/run"], 6, "coordinator serve"),
+        (["init", "--data", "{tmp}/run/keys"], 3, "--data"),
+        (["init", "--data", "/proc/nowhere/run"], 3, "--data"),
+        (["serve", "--data", "{tmp}/none"], 6, "coordinator init"),
+        (["serve", "--data", "{tmp}/run", "--http", "nonsense:port"], 2, "--http"),
+        (["serve", "--data", "{tmp}/run", "--http", "203.0.113.7:0"], 3, "--http"),
+        (["status", "--data", "{tmp}/none"], 6, "coordinator init"),
+        (["invite", "--data", "{tmp}/run", "--expires", "soon"], 2, "12h"),
+        (["invite", "--data", "{tmp}/run"], 2, "serve it first"),
+        (["simulate", "--nodes", "0"], 2, "--nodes"),
+        (["simulate", "--data", "{tmp}/run"], 6, "no simulation made"),
+    ],
+)
+def test_mistakes_have_their_exit_code_and_a_last_line_that_helps(
+    words: list[str],
+    code: int,
+    last: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_run(tmp_path / "run")
+    found, out, line = run(capsys, monkeypatch, *(word.format(tmp=tmp_path) for word in words))
+    assert (found, out) == (code, "")
+    assert last in line
+    assert "Traceback" not in line
+
+
+def test_a_taken_port_is_named_with_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        for option in ("--http", "--listen", "--dht"):
+            ports = {"--http": "127.0.0.1:0", "--listen": "127.0.0.1:0", "--dht": "127.0.0.1:0", option: taken}
+            words = [word for pair in ports.items() for word in pair]
+            code, _, line = run(capsys, monkeypatch, "serve", "--data", str(tmp_path / "run"), *words)
+            assert code == 3
+            assert f"{option} {taken}" in line
+
+
+def test_status_and_ledger_of_a_run_at_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run")
+    code, out, _ = run(capsys, monkeypatch, "status", "--data", str(tmp_path / "run"), "--json")
+    status = json.loads(out)
+    assert code == 0
+    assert {
+        "run_id",
+        "round",
+        "epoch",
+        "phase",
+        "deadline_in_s",
+        "leader",
+        "members",
+        "tokens",
+        "val_loss",
+        "head",
+    } <= set(status)
+    assert (status["round"], status["phase"], status["serving"]) == (1, "not served", False)
+    code, out, _ = run(capsys, monkeypatch, "ledger", "--data", str(tmp_path / "run"), "--json")
+    (row,) = [json.loads(line) for line in out.splitlines()]
+    assert (code, row["round"], row["commit_hash"]) == (0, 0, status["head"])
+
+
+def test_pause_is_noted_for_when_the_run_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run")
+    code, out, _ = run(capsys, monkeypatch, "pause", "--data", str(folder.path))
+    assert code == 0
+    assert "will pause" in out
+    from coordinator.folder import read_founded
+    from coordinator.journal import Journal
+
+    journal = Journal.open(folder.journal, read_founded(folder).run)
+    assert journal.recover().paused
+    journal.close()
+    run(capsys, monkeypatch, "resume", "--data", str(folder.path))
+    journal = Journal.open(folder.journal, read_founded(folder).run)
+    assert not journal.recover().paused
+    journal.close()
+
+
+def test_an_invite_carries_a_token_of_this_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run")
+    served_before(folder.path)
+    code, out, _ = run(capsys, monkeypatch, "invite", "--data", str(folder.path), "--uses", "3")
+    invite = parse(out)
+    assert code == 0
+    assert invite.hosts == ("barn.example:8470",)
+    assert invite.token
+    _, again, _ = run(capsys, monkeypatch, "invite", "--data", str(folder.path), "--uses", "3")
+    assert parse(again).token != invite.token
+
+
+def test_durations() -> None:
+    assert [parse_duration_s(text) for text in ("90s", "15m", "12h", "7d")] == [90.0, 900.0, 43200.0, 604800.0]
+
+
+def test_a_traceback_comes_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[bool, list[str]] = {}
+    for verbose in (False, True):
+        words = ["coordinator", "status", "--data", str(tmp_path), *(["-v"] if verbose else [])]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            cli.main()
+        said[verbose] = capsys.readouterr().err.splitlines()
+    assert len(said[False]) == 1
+    assert said[True][0].startswith("Traceback")
+    assert said[True][-1] == said[False][-1]
+
+
+@pytest.mark.slow
+def test_the_coordinator_imports_neither_torch_nor_hivemind() -> None:
+    code = (
+        "import sys, coordinator.cli, coordinator.app, coordinator.simulate, coordinator.operating\n"
+        "print([name for name in ('torch', 'hivemind', 'transformers', 'node') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == "[]"

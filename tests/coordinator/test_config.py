@@ -1,0 +1,99 @@
+"""Settings: layers in their order, and every mistake named with its source, key, value and the nearest right key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import PRESETS, load
+from coordinator.errors import UsageError
+
+
+def refused(*sets: str, file: Path | None = None, preset: str | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(preset, file, sets)
+    return str(caught.value)
+
+
+def test_later_layers_stand_over_earlier_ones(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "ours"\n[work]\nh = 11\nbatch_tokens = 2048\n[inner]\nlr = 0.5\n')
+    config = load("tiny", file, ["work.h=12", "codec.name=fp32"])
+    assert (config.work.h, config.work.batch_tokens, config.inner.lr) == (12, 2048, 0.5)
+    assert (config.codec.name, config.codec.chunk_values, config.name) == ("fp32", 2**13, "ours")
+
+
+def test_a_file_may_name_its_preset_and_the_command_line_overrules_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "150M"\n')
+    assert load(None, file, []).work.h == 500
+    assert load("1B", file, []).work.h == 125
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_valid(preset: str) -> None:
+    config = load(preset, None, [])
+    assert config.preset == preset
+    assert config.work.batch_tokens % config.data.sequence_length == 0
+
+
+def test_text_needs_no_quotes_and_lists_work() -> None:
+    config = load(None, None, ["name=2024", 'precisions=["fp32","bf16"]', "rule.degraded=false"])
+    assert config.name == "2024"
+    assert config.precisions == ("fp32", "bf16")
+    assert config.rule.degraded is False
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [
+        ("work.hh=1", "work.h"),
+        ("memberhsip.admission=invite", "membership.admission"),
+        ("admision=invite", "membership.admission"),
+        ("inner.learning_rate=1", "inner"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(word: str, nearest: str) -> None:
+    said = refused(word)
+    assert f"--set {word}" in said
+    assert nearest in said
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("work.h=ten", ("work.h", '"ten"', "integer")),
+        ("work.h=-5", ("work.h", "-5")),
+        ("work.h=2.5", ("work.h", "2.5")),
+        ("work.h=true", ("work.h", "true")),
+        ("inner.lr=inf", ("inner.lr",)),
+        ("codec.name=int9", ("codec.name", "int9", "fp32")),
+        ("work=3", ("work is a section",)),
+        ("membership.admission=closed", ("membership.admission", "closed")),
+        ("deadlines.heartbeat_s=9", ("heartbeat_timeout_s", "3 heartbeat_s")),
+        ("work.batch_tokens=1000", ("1000", "data.sequence_length")),
+        ("codec.leaf_values=3000", ("leaf_values",)),
+        ("data.path=", ("data.path",)),
+    ],
+)
+def test_a_wrong_value_names_key_and_value(word: str, parts: tuple[str, ...]) -> None:
+    said = refused(word)
+    for part in parts:
+        assert part in said
+
+
+def test_a_file_is_named_with_its_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[work]\nh = "ten"\n')
+    assert refused(file=file).startswith(f"{file}: work.h = ")
+    file.write_text("[work\n")
+    assert str(file) in refused(file=file)
+    file.write_text("name = 1979-05-27\n")
+    assert "name" in refused(file=file) or "kind" in refused(file=file)
+    assert "can't be read" in refused(file=tmp_path / "missing.toml")
+
+
+def test_words_that_are_no_setting() -> None:
+    assert "key=value" in refused("work.h")
+    assert "presets are" in refused(preset="2B")

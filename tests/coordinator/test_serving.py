@@ -1,0 +1,231 @@
+"""A serving coordinator in one piece, without its observer: first contact, a line, orders, a restart, a quick end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509 import load_der_x509_certificate
+
+from coordinator import app, operating
+from coordinator.app import ServeOptions, serve
+from coordinator.children import Child, Supervised
+from coordinator.control import Caller, find
+from coordinator.errors import CoordinatorError, StateError
+from coordinator.folder import RunFolder
+from coordinator.rounds.machine import Rounds
+from protos.invite import parse
+from protos.messages import Addresses, AdmitResponse, Goodbye, Hello, Operator, RunInfo, Welcome
+from protos.records import seal_record
+from protos.services import LEADER_LINE
+from protos.signing import Identity, Purpose, unseal
+from protos.wire import decode, decode_leader_frame, encode_member_frame
+from tests.coordinator.made import admit_request, csr, identity, make_run, record
+
+ALICE = identity(10)
+ANY = "127.0.0.1:0"
+
+
+@dataclass
+class Said:
+    said: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    invited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+        if len(self.shown) == 2:
+            self.invited.set()
+
+
+@pytest.fixture
+def no_observer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The observer needs torch: a process that ends at once stands in, and is started again a minute later."""
+
+    def starter(*_: object) -> Callable[[], Awaitable[Child]]:
+        async def start() -> Child:
+            return await Child.start("platform", [], tmp_path / "observer.log")
+
+        return start
+
+    monkeypatch.setattr(app, "starter", starter)
+    monkeypatch.setattr(Supervised, "FIRST_DELAY_S", 60.0)
+
+
+def serving(path: Path, scene: Callable[[Said], Coroutine[Any, Any, None]], **changes: Any) -> Said:
+    """Serve the folder, play the scene, and stop with a signal as an operator would."""
+    said = Said()
+    options = ServeOptions(path, **{"http": ANY, "listen": ANY, "dht": ANY, **changes})
+
+    async def main() -> None:
+        task = asyncio.ensure_future(serve(options, said.said.append, said.show))
+        invited = asyncio.ensure_future(said.invited.wait())
+        try:
+            await asyncio.wait((task, invited), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await scene(said)
+                os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(5):
+                await task
+        finally:
+            task.cancel()
+            invited.cancel()
+            loop = asyncio.get_running_loop()
+            loop.remove_signal_handler(signal.SIGTERM)
+            loop.remove_signal_handler(signal.SIGINT)
+
+    asyncio.run(main())
+    return said
+
+
+async def fetch(http: str, path: str, data: bytes | None = None) -> bytes:
+    async with aiohttp.ClientSession() as session:
+        method = "GET" if data is None else "POST"
+        async with session.request(method, f"http://{http}{path}", data=data) as response:
+            assert response.status == 200, await response.text()
+            return await response.read()
+
+
+@dataclass
+class Joined:
+    operator: Operator
+    addresses: Addresses
+    credentials: grpc.ChannelCredentials
+
+
+async def join(said: Said, who: Identity) -> Joined:
+    """First contact and admission, verified from the invite alone, as a node does it."""
+    invite = parse(said.shown[0].removeprefix("invite "))
+    info = decode(RunInfo, await fetch(invite.hosts[0], "/v1/run"))
+    operator = decode(Operator, unseal(info.operator, purpose=Purpose.OPERATOR, run=invite.run, signer=invite.run).body)
+    addresses = decode(
+        Addresses,
+        unseal(info.addresses, purpose=Purpose.ADDRESSES, run=invite.run, signer=operator.coordinator).body,
+    )
+    key = generate_private_key(SECP256R1())
+    raw = admit_request(who, operator, change=lambda request: replace(request, csr=csr(key)))
+    response = decode(AdmitResponse, await fetch(invite.hosts[0], "/v1/admit", raw))
+    credentials = grpc.ssl_channel_credentials(
+        load_der_x509_certificate(operator.ca_certificate).public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        load_der_x509_certificate(response.certificate).public_bytes(Encoding.PEM),
+    )
+    return Joined(operator, addresses, credentials)
+
+
+def _as_is(raw: bytes) -> bytes:
+    return raw
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    heard: list[Any] = []
+
+    async def scene(said: Said) -> None:
+        joined = await join(said, ALICE)
+        run = joined.operator.run
+        options = [("grpc.ssl_target_name_override", joined.operator.coordinator)]
+        channel = grpc.aio.secure_channel(joined.addresses.grpc[0], joined.credentials, options=options)
+        line: Any = channel.stream_stream(LEADER_LINE, request_serializer=_as_is, response_deserializer=_as_is)
+        call = line()
+        envelope = seal_record(ALICE, run, record(ALICE, run))
+        await call.write(encode_member_frame(Hello(1, envelope, 0, 0, b"", b"", False, False, "alice", 0)))
+        heard.append(decode_leader_frame(await call.read()))
+        status = await operating.status(folder.path)
+        (member,) = status["members"]
+        assert (member["peer"], member["name"], status["serving"]) == (ALICE.peer, "alice", True)
+
+        async def listen() -> None:
+            try:
+                while isinstance(raw := await call.read(), bytes):
+                    heard.append(decode_leader_frame(raw))
+            except grpc.RpcError:
+                pass
+            await channel.close(None)
+
+        tasks.append(asyncio.ensure_future(listen()))
+
+    tasks: list[asyncio.Future[None]] = []
+    began = time.monotonic()
+    said = serving(folder.path, scene)
+    assert time.monotonic() - began < 5
+    welcome, *rest = heard
+    assert isinstance(welcome, Welcome)
+    assert welcome.run_time_s > 0
+    assert rest[-1] == Goodbye("shutdown", "the coordinator stops; the run goes on as soon as it is back")
+    assert any("goes on without you" in text for text in said.said)
+    assert any("works on this machine only" in text for text in said.said)
+    assert not folder.serving.exists()
+    assert folder.ledger.read_text().count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_one_process_serves_a_folder_and_the_next_one_takes_its_ports(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    pages: list[str] = []
+
+    async def scene(said: Said) -> None:
+        pages.append(said.shown[1])
+        with pytest.raises(StateError, match=f"process {os.getpid()}"):
+            await serve(ServeOptions(folder.path), print, print)
+
+    serving(folder.path, scene)
+    serving(folder.path, scene, http="", listen="", dht="")
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    waiting: list[str] = []
+
+    async def paused(said: Said) -> None:
+        assert "paused" in await operating.pause(folder.path, paused=True)
+
+    async def look(said: Said) -> None:
+        found = find(folder)
+        assert found is not None
+        async with Caller(found) as caller:
+            waiting.append((await caller.status())["waiting_for"])
+            assert [row["round"] for row in await caller.ledger()] == [0]
+            assert await caller.digests() == {}
+        await operating.pause(folder.path, paused=False)
+
+    serving(folder.path, paused)
+    serving(folder.path, look)
+    assert "paused" in waiting[0]
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_a_fault_of_the_deciding_code_ends_the_process_and_frees_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run")
+
+    def broken(*_: object) -> list[Any]:
+        raise AssertionError("an invariant is broken")
+
+    monkeypatch.setattr(Rounds, "handle", broken)
+
+    async def scene(said: Said) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(CoordinatorError, match="an invariant is broken") as caught:
+        serving(folder.path, scene)
+    assert caught.value.exit_code == 1
+    assert not folder.serving.exists()
+    monkeypatch.undo()
+    assert find(RunFolder(folder.path)) is None

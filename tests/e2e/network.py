@@ -1,0 +1,148 @@
+"""A network as an operator and contributors run it: `coordinator serve` and `node join`, awaited by its own events."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.runs import COORDINATOR, NODE, environment, run
+
+STOP_S = 20.0
+Rows = list[dict[str, Any]]
+
+
+class Network:
+    """One coordinator and its nodes in a folder; a context manager that ends them all.
+
+    Args:
+        folder: for everything.
+        settings: `--set` words of `coordinator init`.
+    """
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.folder = folder
+        text = folder / "text"
+        text.mkdir(parents=True)
+        for index in range(8):
+            (text / f"{index}.txt").write_text("".join(f"{index}: line {line * index}\n" for line in range(6000)))
+        sets = [word for setting in settings for word in ("--set", setting)]
+        made = run(*COORDINATOR, "init", "--data", self.run_folder, "--data-path", text, *sets)
+        assert made.code == 0, made.err
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.invite = ""
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def __enter__(self) -> Network:
+        self.serve()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (*self.nodes.values(), *([self.coordinator] if self.coordinator else [])):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in (*self.nodes.values(), *([self.coordinator] if self.coordinator else [])):
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            finally:
+                if process.stdout is not None:
+                    process.stdout.close()
+
+    def serve(self) -> None:
+        """Start the coordinator, again on the ports of the last time, and wait for its invite."""
+        words = [*COORDINATOR, "serve", "--data", str(self.run_folder)]
+        if not self.invite:
+            words += [word for name in ("--http", "--listen", "--dht") for word in (name, "127.0.0.1:0")]
+        with (self.folder / "coordinator.log").open("ab") as log:
+            self.coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environment())
+        assert self.coordinator.stdout is not None
+        first = self.coordinator.stdout.readline().decode()
+        assert first.startswith("invite "), self.log("coordinator")
+        self.invite = first.split()[1]
+
+    def join(self, name: str, *words: str) -> None:
+        """Start a node, in the folder of its name."""
+        join = [*NODE, "join", self.invite, "--data", str(self.folder / name), "--name", name, "--threads", "1"]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.nodes[name] = subprocess.Popen(
+                [*join, "--listen", "127.0.0.1:0", "--dht", "127.0.0.1:0", *words],
+                stdout=log,
+                stderr=log,
+                env=environment(),
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the node's agent; its trainer and DHT helper must follow by themselves."""
+        self.nodes[name].kill()
+        self.nodes.pop(name).wait()
+
+    def kill_coordinator(self) -> None:
+        assert self.coordinator is not None
+        self.coordinator.kill()
+        self.coordinator.wait()
+        if self.coordinator.stdout is not None:
+            self.coordinator.stdout.close()
+
+    def peer(self, name: str) -> str:
+        return str(self.status(name)["peer"])
+
+    def status(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = run(*NODE, "status", "--json", "--data", self.folder / name).document()
+        return answer
+
+    def rows(self) -> Rows:
+        """The ledger so far, over HTTP."""
+        with urllib.request.urlopen(f"http://{self._http()}/api/ledger?after=0", timeout=10) as answer:
+            rows: Rows = json.load(answer)
+        return rows
+
+    def wait_for(self, condition: Callable[[Rows], bool], limit_s: float = 90.0) -> Rows:
+        """The ledger once the condition holds of it; looked at whenever the coordinator says something."""
+        events = urllib.request.urlopen(f"http://{self._http()}/api/events", timeout=limit_s)
+        with events:
+            for line in events:
+                if line.startswith(b"data:") and condition(rows := self.rows()):
+                    return rows
+        raise AssertionError(f"the coordinator stopped speaking\n{self.log('coordinator')}")
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()[-3000:]
+
+    def _http(self) -> str:
+        return self.invite.rpartition("@")[2].split(",")[0].split("?")[0]
+
+
+def counted(row: dict[str, Any]) -> set[str]:
+    """The peers whose contributions a round counted."""
+    return {member["peer"] for member in row["members"] if member["accepted"]}
+
+
+def children_of(pid: int) -> list[int]:
+    """Living descendants of a process."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"

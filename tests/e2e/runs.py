@@ -1,0 +1,75 @@
+"""Runs commands as a user does, in real processes, and looks at what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+COORDINATOR = (sys.executable, "-m", "coordinator")
+NODE = (sys.executable, "-m", "node")
+LIMIT_S = 280.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line of standard error: cause and remedy, where something failed."""
+        return next((line for line in reversed(self.err.splitlines()) if line.strip()), "")
+
+    def document(self) -> Any:
+        """The one JSON document on standard output; fails the test with what was said if there is none."""
+        assert self.code == 0, self.err[-4000:]
+        return json.loads(self.out)
+
+
+def run(*words: str | Path, limit_s: float = LIMIT_S, cwd: Path | None = None) -> Ended:
+    """Run a command to its end; one that doesn't end in time is killed and fails the test."""
+    done = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        cwd=cwd,
+        env=environment(),
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def environment() -> dict[str, str]:
+    """A quiet one: one thread a process, nothing from a terminal, nothing from a hub."""
+    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
+
+
+def simulate(data: Path, *words: str) -> Any:
+    """A whole run in a folder; its JSON document."""
+    return run(*COORDINATOR, "simulate", "--json", "--data", data, *words).document()
+
+
+def ledger(data: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data / "ledger.jsonl").read_text().splitlines()]
+
+
+def left_over(mark: Path | str) -> list[str]:
+    """Command lines of living processes that name this folder, other than ourselves."""
+    found: list[str] = []
+    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if process.pid != os.getpid() and str(mark) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(line)
+    return found

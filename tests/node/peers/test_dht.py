@@ -1,0 +1,162 @@
+"""The DHT's helper process and hivemind's side effects: contained, replaced when it dies, gone when we are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.errors import MachineError, PortTaken
+from protos.messages import Record
+from protos.signing import Identity
+
+pytestmark = pytest.mark.slow
+
+RUN = Identity.from_private_bytes(b"r" * 32).peer
+
+
+async def start(folder: Path, identity: Identity, **options: object):  # type: ignore[no-untyped-def]
+    from node.peers.dht import Dht
+
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    given = {"listen": "127.0.0.1:0", "bootstrap": (), "clock": time.monotonic, "folder": folder, **options}
+    return await Dht.start(identity, RUN, **given)
+
+
+def helpers(parent: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(parent).children(recursive=True) if child.name() == "p2pd"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - another process makes it true
+        await asyncio.sleep(0.01)
+
+
+def test_closing_leaves_neither_process_nor_socket(tmp_path: Path) -> None:
+    async def main() -> None:
+        dht = await start(tmp_path / "a", Identity.generate())
+        assert len(helpers(os.getpid())) == 1
+        await dht.close()
+        assert helpers(os.getpid()) == []
+        assert os.listdir(tmp_path / "a") == ["p2p.key"]
+
+    asyncio.run(main())
+
+
+def test_a_killed_agent_leaves_no_helper(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys, time; from pathlib import Path; from node.peers.dht import Dht;"
+        "from protos.signing import Identity\n"
+        "async def main():\n"
+        "    me = Identity.generate()\n"
+        "    await Dht.start(me, me.peer, listen='127.0.0.1:0', bootstrap=(), clock=time.monotonic,"
+        " folder=Path(sys.argv[1]))\n"
+        "    print('up', flush=True); await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"up\n"
+        (helper,) = helpers(agent.pid)
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.wait()
+    _, alive = psutil.wait_procs([helper], timeout=10)
+    still = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert still == []
+
+    async def again() -> None:  # and what it left in the folder is in nobody's way
+        dht = await start(tmp_path, Identity.generate())
+        await dht.close()
+        assert os.listdir(tmp_path) == ["p2p.key"]
+
+    asyncio.run(again())
+
+
+def test_a_helper_that_dies_is_said_and_replaced_at_the_same_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        said: list[str] = []
+        a, b = Identity.generate(), Identity.generate()
+        first = await start(tmp_path / "a", a)
+        second = await start(tmp_path / "b", b, bootstrap=first.addresses(), failed=said.append)
+        before = second.addresses()
+        helper = second._p2p._child.pid
+        os.kill(helper, signal.SIGKILL)
+        await until(lambda: second._node is not None and second._p2p._child.pid != helper)
+        async with asyncio.timeout(20):
+            while await first.find(b.peer, 2) is None:
+                await second.publish(Record(b.peer, 2, ("127.0.0.1:1",), second.addresses(), 0, 0, bytes(32)))
+        assert second.addresses() == before
+        assert "ended with -9" in said[0]
+        await second.close()
+        await first.close()
+
+    asyncio.run(main())
+
+
+def test_a_bootstrap_node_that_is_not_there_is_no_error_and_can_be_joined_later(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = Identity.generate(), Identity.generate()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{a.peer}"
+        early = await start(tmp_path / "b", b, bootstrap=(address, "nonsense", "/ip4/127.0.0.1/tcp/1"))
+        assert await early.find(a.peer, 0) is None
+        late = await start(tmp_path / "a", a, listen=f"127.0.0.1:{port}")
+        assert late.addresses() == (address,)
+        await early.publish(Record(b.peer, 1, (), (), 0, 0, bytes(32)))  # notices that it knows nobody
+        assert await late.find(b.peer, 1) is not None
+        await early.close()
+        await late.close()
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            with pytest.raises(PortTaken, match=f"127.0.0.1:{port} is in use.*--dht"):
+                await start(tmp_path / "a", Identity.generate(), listen=f"127.0.0.1:{port}")
+        with pytest.raises(MachineError, match="can't listen"):
+            await start(tmp_path / "a", Identity.generate(), listen="nonsense")
+        assert helpers(os.getpid()) == []
+
+    asyncio.run(main())
+
+
+def test_a_folder_with_a_long_path_is_no_obstacle(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = tmp_path / ("x" * 90)
+        dht = await start(folder, Identity.generate())
+        short = dht._sockets
+        assert short != folder
+        assert short.stat().st_mode & 0o077 == 0
+        await dht.close()
+        assert not short.exists()
+
+    asyncio.run(main())
+
+
+def test_hivemind_does_not_seize_our_logging() -> None:
+    import node.peers.dht  # noqa: F401
+
+    logger = logging.getLogger("hivemind")
+    assert logger.handlers == []
+    assert logger.propagate
+    assert logging.getLevelName(logging.WARNING) == "WARNING"
+    assert not logging.getLogger("hivemind.dht.node").isEnabledFor(logging.WARNING)

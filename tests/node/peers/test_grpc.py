@@ -1,0 +1,496 @@
+"""What gRPC adds to the port: TLS identities, several addresses, limits on standing still, lines, back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from node.errors import MachineError, PortTaken
+from node.peers.dialing import Dialer
+from node.peers.grpc import Credentials, GrpcPeers, IdentityMismatch
+from node.peers.server import CALLS_AT_ONCE, CHECKS_AT_ONCE, NodeServer
+from node.peers.transport import ACCEPTED, END, open_call
+from node.ports import PeerFailed
+from protos import services, wire
+from protos.messages import ChunkHead, Commit, FetchHead, Goodbye, PeerId, Refusal, Signed
+from protos.signing import Identity
+from tests.fakes.certificates import Authority
+from tests.fakes.holder import FakeHolder
+
+AUTHORITY = Authority()
+ROW = bytes(5_000_000)
+Handler = Callable[["grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[None]]
+
+
+def scenario(main: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await main()
+
+    asyncio.run(limited())
+
+
+def new_peer() -> PeerId:
+    return Identity.generate().peer
+
+
+@asynccontextmanager
+async def serving(
+    holder: FakeHolder, peer: PeerId | None = None, no_progress_s: float = 5.0
+) -> AsyncIterator[tuple[PeerId, str]]:
+    peer = peer or new_peer()
+    server = NodeServer(AUTHORITY.issue(peer), holder, allowed=lambda _: "", no_progress_s=no_progress_s)
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield peer, f"127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def calling(
+    credentials: Credentials | None = None, no_progress_s: float = 5.0, dialer: Dialer | None = None
+) -> AsyncIterator[GrpcPeers]:
+    peers = GrpcPeers(credentials or AUTHORITY.issue(new_peer()), no_progress_s=no_progress_s, dialer=dialer)
+    try:
+        yield peers
+    finally:
+        await peers.close()
+
+
+@asynccontextmanager
+async def raw_server(**handlers: Handler) -> AsyncIterator[tuple[PeerId, str]]:
+    """A peer that does what a test wants, one handler a method (its name, a dot as two underscores)."""
+    peer = new_peer()
+    credentials = AUTHORITY.issue(peer)
+    server = grpc.aio.server()
+    for name, handler in handlers.items():
+        service, method = name.split("__")
+
+        async def handle(
+            _: object, context: grpc.aio.ServicerContext[bytes, bytes], handler: Handler = handler
+        ) -> None:
+            await handler(context)
+
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    f"barnraise.v1.{service}", {method: grpc.stream_stream_rpc_method_handler(handle, None, None)}
+                ),
+            )
+        )
+    tls = grpc.ssl_server_credentials([(credentials.key, credentials.certificate)], credentials.ca, True)
+    port = server.add_secure_port("127.0.0.1:0", tls)
+    await server.start()
+    try:
+        yield peer, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def source(chunk: int) -> tuple[ChunkHead, memoryview]:
+    return ChunkHead(bytes(32), chunk, len(ROW), ()), memoryview(ROW)
+
+
+async def ignore(_: bytes) -> None:
+    pass
+
+
+async def drop(_: bytes, __: bytes) -> None:
+    pass
+
+
+async def never(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    await asyncio.Event().wait()
+
+
+# -- standing still ----------------------------------------------------------------------------------------------
+
+
+def test_a_holder_that_stops_in_the_middle_is_given_up_in_time() -> None:
+    async def announce(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.read()
+        await context.write(wire.encode_fetch_frame(FetchHead(bytes(32), 100)))
+        await never(context)
+
+    async def main() -> None:
+        async with raw_server(Exchange__FetchThings=announce) as (peer, address), calling(no_progress_s=0.1) as peers:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(PeerFailed, match="nothing moved"):
+                await peers.fetch(peer, [address], "state", [bytes(32)], 100, drop, exchange=False)
+            assert asyncio.get_running_loop().time() - began < 2.0
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_reducer_that_takes_nothing_is_given_up_in_time(reads: int) -> None:
+    async def take_little(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        for _ in range(reads):
+            await context.read()
+            await context.send_initial_metadata((ACCEPTED,))
+        await never(context)
+
+    async def main() -> None:
+        async with raw_server(Exchange__Send=take_little) as (peer, address), calling(no_progress_s=0.1) as peers:
+            with pytest.raises(PeerFailed, match="nothing moved"):
+                await peers.send_rows(peer, [address], b"deal", range(20), source, ignore)
+
+    scenario(main)
+
+
+def test_a_sender_that_stops_in_the_middle_is_given_up_by_the_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        holder = FakeHolder(tmp_path)
+        me = new_peer()
+        dialer = Dialer(AUTHORITY.issue(me))
+        async with serving(holder, no_progress_s=0.1) as (peer, address):
+            channel = await dialer.channel(peer, [address])
+            call = open_call(channel, services.EXCHANGE_SEND)
+            await call.write(wire.encode_chunk_frame(Signed(b"deal")))
+            await call.write(wire.encode_chunk_frame(ChunkHead(bytes(32), 4, 100, ())))
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert holder.broken == [(me, 4)]
+            await dialer.close()
+
+    scenario(main)
+
+
+def test_a_sender_that_goes_away_leaves_no_half_row_and_its_whole_rows_are_checked(tmp_path: Path) -> None:
+    async def main() -> None:
+        holder = FakeHolder(tmp_path, checking=asyncio.Event())
+        assert holder.checking is not None
+        me = new_peer()
+        dialer = Dialer(AUTHORITY.issue(me))
+        async with serving(holder) as (peer, address):
+            channel = await dialer.channel(peer, [address])
+            call = open_call(channel, services.EXCHANGE_SEND)
+            await call.write(wire.encode_chunk_frame(Signed(b"deal")))
+            await call.write(wire.encode_chunk_frame(ChunkHead(bytes(32), 1, 3, ())))
+            await call.write(b"\x12\x03abc")
+            await call.write(wire.encode_chunk_frame(ChunkHead(bytes(32), 2, 3, ())))
+            await until(lambda: holder.n_checks == 1 and (me, 2) in holder.rows)
+            call.cancel()
+            await until(lambda: holder.broken == [(me, 2)])
+            holder.checking.set()
+            await until(lambda: holder.whole == [(me, 1)])
+            await dialer.close()
+
+    scenario(main)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Give way to the loop (and gRPC's thread) until it holds; the scenario's limit bounds it."""
+    while not condition():  # noqa: ASYNC110 - another thread makes it true
+        await asyncio.sleep(0.001)
+
+
+def test_checks_that_lag_hold_the_sender_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        holder = FakeHolder(tmp_path, checking=asyncio.Event())
+        assert holder.checking is not None
+        async with serving(holder, no_progress_s=0.05) as (peer, address), calling() as peers:
+            small = memoryview(bytes(10))
+            sending = asyncio.create_task(
+                peers.send_rows(
+                    peer,
+                    [address],
+                    b"deal",
+                    range(50),
+                    lambda chunk: (ChunkHead(bytes(32), chunk, 10, ()), small),
+                    ignore,
+                )
+            )
+            await until(lambda: holder.n_checks == CHECKS_AT_ONCE)
+            await asyncio.sleep(0.1)  # twice the limit on standing still: our own slowness is not the sender's
+            assert len(holder.rows) <= CHECKS_AT_ONCE + 2
+            holder.checking.set()
+            await sending
+            assert len(holder.whole) == 50
+
+    scenario(main)
+
+
+def test_nonsense_ends_the_call_and_not_the_server(tmp_path: Path) -> None:
+    async def main() -> None:
+        dialer = Dialer(AUTHORITY.issue(new_peer()))
+        async with serving(FakeHolder(tmp_path)) as (peer, address), calling() as peers:
+            channel = await dialer.channel(peer, [address])
+            for method in (services.EXCHANGE_SEND, services.EXCHANGE_FETCH_THINGS, services.STATE_COMMITS):
+                call = open_call(channel, method)
+                await call.write(b"\xff\xff\xff")
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT, method
+            await peers.ping(peer, [address])
+            await dialer.close()
+
+    scenario(main)
+
+
+def test_one_caller_has_so_many_calls_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        holder = FakeHolder(tmp_path, checking=asyncio.Event())
+        async with serving(holder) as (peer, address), calling() as peers:
+            sending = [
+                asyncio.create_task(peers.send_rows(peer, [address], b"deal", [i], source, ignore))
+                for i in range(CALLS_AT_ONCE)
+            ]
+            await until(lambda: holder.n_checks == CALLS_AT_ONCE)
+            with pytest.raises(PeerFailed, match="busy"):
+                await peers.ping(peer, [address])
+            assert holder.checking is not None
+            holder.checking.set()
+            await asyncio.gather(*sending)
+            await peers.ping(peer, [address])
+
+    scenario(main)
+
+
+# -- who answers -------------------------------------------------------------------------------------------------
+
+
+def test_another_peer_at_the_address_is_an_identity_mismatch(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(FakeHolder(tmp_path)) as (_, address), calling() as peers:
+            with pytest.raises(IdentityMismatch, match="identity mismatch"):
+                await peers.ping(new_peer(), [address])
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("case", ["another run", "expired", "no peer id"])
+def test_a_caller_without_a_good_certificate_gets_nowhere(tmp_path: Path, case: str) -> None:
+    credentials = {
+        "another run": lambda: Authority().issue(new_peer()),
+        "expired": lambda: AUTHORITY.issue(new_peer(), valid_for=-datetime.timedelta(hours=1)),
+        "no peer id": lambda: AUTHORITY.issue("localhost"),
+    }[case]()
+    ours = Credentials(credentials.certificate, credentials.key, AUTHORITY.pem)
+
+    async def main() -> None:
+        holder = FakeHolder(tmp_path)
+        async with serving(holder) as (peer, address), calling(ours) as peers:
+            with pytest.raises(PeerFailed):
+                await peers.send_rows(peer, [address], b"deal", [1], source, ignore)
+            assert holder.deals == []
+
+    scenario(main)
+
+
+def test_a_server_of_another_run_is_told_apart_from_an_unreachable_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        stranger = Authority()
+        credentials = stranger.issue(new_peer())
+        async with serving(FakeHolder(tmp_path)) as (peer, address), calling(credentials) as peers:
+            with pytest.raises(PeerFailed, match="TLS failed"):
+                await peers.ping(peer, [address])
+
+    scenario(main)
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_each_address_that_fails_says_why() -> None:
+    async def main() -> None:
+        port = closed_port()
+        async with calling() as peers:
+            with pytest.raises(PeerFailed) as failed:
+                await peers.ping(new_peer(), [f"127.0.0.1:{port}", "unix:7", "nonsense", "host.invalid:80"])
+            why = failed.value.why
+            assert f"127.0.0.1:{port}: connection refused" in why
+            assert "nonsense: " in why
+            assert re.search(r"host\.invalid:80: (name not found|no answer)", why)
+            with pytest.raises(PeerFailed, match="no address is known"):
+                await peers.ping(new_peer(), [])
+
+    scenario(main)
+
+
+def test_a_later_address_is_tried_beside_one_that_does_not_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.socket() as mute:  # takes connections and never says a word
+            mute.bind(("127.0.0.1", 0))
+            mute.listen()
+            silent = f"127.0.0.1:{mute.getsockname()[1]}"
+            me = AUTHORITY.issue(new_peer())
+            dialer = Dialer(me, connect_s=10.0, overlap_s=0.02)
+            async with serving(FakeHolder(tmp_path)) as (peer, address), calling(me, dialer=dialer) as peers:
+                began = asyncio.get_running_loop().time()
+                await peers.ping(peer, [silent, address])
+                assert asyncio.get_running_loop().time() - began < 5.0
+
+    scenario(main)
+
+
+def test_an_address_that_never_answers_is_given_up() -> None:
+    async def main() -> None:
+        with socket.socket() as mute:
+            mute.bind(("127.0.0.1", 0))
+            mute.listen()
+            silent = f"127.0.0.1:{mute.getsockname()[1]}"
+            me = AUTHORITY.issue(new_peer())
+            async with calling(me, dialer=Dialer(me, connect_s=0.1)) as peers:
+                with pytest.raises(PeerFailed, match=r"no answer in 0\.1 s"):
+                    await peers.ping(new_peer(), [silent])
+
+    scenario(main)
+
+
+def test_a_peer_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        peer = new_peer()
+        async with calling() as peers:
+            async with serving(FakeHolder(tmp_path), peer) as (_, address):
+                await peers.ping(peer, [address])
+            with pytest.raises(PeerFailed):
+                await peers.ping(peer, [address])
+            async with serving(FakeHolder(tmp_path), peer) as (_, elsewhere):
+                await peers.ping(peer, [address, elsewhere])
+
+    scenario(main)
+
+
+# -- listening ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_taken_port_is_an_error_that_names_port_and_option(tmp_path: Path, host: str) -> None:
+    async def main() -> None:
+        async with serving(FakeHolder(tmp_path)) as (_, address):
+            port = address.rpartition(":")[2]
+            second = NodeServer(AUTHORITY.issue(new_peer()), FakeHolder(tmp_path), allowed=lambda _: "")
+            with pytest.raises(PortTaken, match=rf"{host}:{port} is in use.*--listen"):
+                await second.start(f"{host}:{port}")
+            await second.stop()
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", "203.0.113.9:0", ":5", ""])
+def test_an_address_that_is_not_ours_is_an_error(tmp_path: Path, listen: str) -> None:
+    async def main() -> None:
+        server = NodeServer(AUTHORITY.issue(new_peer()), FakeHolder(tmp_path), allowed=lambda _: "")
+        with pytest.raises(MachineError, match=r"can't listen.*--listen"):
+            await server.start(listen)
+
+    scenario(main)
+
+
+# -- the leader's line -------------------------------------------------------------------------------------------
+
+
+def test_a_line_carries_messages_both_ways_until_the_leader_ends_it() -> None:
+    heard: list[object] = []
+
+    async def leader(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        for i in range(3):
+            heard.append(wire.decode_member_frame(await context.read()))
+            await context.write(wire.encode_leader_frame(Commit(b"body %d" % i, bytes(32), i, (), ())))
+        await context.write(wire.encode_leader_frame(Goodbye("ended", "the run is over")))
+
+    async def main() -> None:
+        async with raw_server(Leader__Line=leader) as (peer, address), calling() as peers:
+            line = await peers.open_line(peer, [address])
+            for i in range(3):
+                await line.send(Refusal(0, i, 0, "because"))
+            said = [message async for message in line.messages()]
+            assert [type(message) for message in said] == [Commit, Commit, Commit, Goodbye]
+            assert heard == [Refusal(0, i, 0, "because") for i in range(3)]
+            assert peers.traffic.sent > 0
+            assert peers.traffic.received > 0
+            assert peers.traffic.exchange_sent == peers.traffic.exchange_received == 0
+            with pytest.raises(PeerFailed):
+                await line.send(Refusal(0, 9, 0, "too late"))
+            await line.close()
+
+    scenario(main)
+
+
+def test_closing_a_line_first_says_what_is_queued() -> None:
+    heard: list[bytes] = []
+    ended = asyncio.Event()
+
+    async def leader(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        while (frame := await context.read()) is not END:
+            heard.append(frame)
+        ended.set()
+
+    async def main() -> None:
+        async with raw_server(Leader__Line=leader) as (peer, address), calling() as peers:
+            line = await peers.open_line(peer, [address])
+            for _ in range(200):
+                await line.send(Signed(bytes(10_000)))
+            await line.close()
+            await ended.wait()
+            assert len(heard) == 200
+
+    scenario(main)
+
+
+def test_a_line_that_breaks_says_so_to_reader_and_sender() -> None:
+    async def leader(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await context.read()
+        await context.write(wire.encode_leader_frame(Goodbye("shutdown", "back soon")))
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "banned")
+
+    async def main() -> None:
+        async with raw_server(Leader__Line=leader) as (peer, address), calling() as peers:
+            line = await peers.open_line(peer, [address])
+            await line.send(Signed(b"hello"))
+            messages = line.messages()
+            assert await anext(messages) == Goodbye("shutdown", "back soon")
+            with pytest.raises(PeerFailed, match="refused: banned"):
+                await anext(messages)
+            with pytest.raises(PeerFailed):
+                await line.send(Signed(b"hello"))
+            await line.close()
+
+    scenario(main)
+
+
+def test_a_leader_that_never_says_a_word_is_given_up() -> None:
+    async def main() -> None:
+        async with raw_server(Leader__Line=never) as (peer, address), calling(no_progress_s=0.1) as peers:
+            line = await peers.open_line(peer, [address])
+            with pytest.raises(PeerFailed, match=r"no word in 0\.1 s"):
+                await anext(line.messages())
+            await line.close()
+
+    scenario(main)
+
+
+def test_a_line_whose_leader_takes_nothing_makes_the_sender_wait_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.peers.line.CLOSE_S", 0.05)
+
+    async def main() -> None:
+        async with raw_server(Leader__Line=never) as (peer, address), calling() as peers:
+            line = await peers.open_line(peer, [address])
+
+            async def flood() -> None:
+                while True:
+                    await line.send(Signed(bytes(100_000)))
+
+            flooding = asyncio.create_task(flood())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await asyncio.shield(flooding)
+            await line.close()
+            with pytest.raises(PeerFailed):
+                await flooding
+
+    scenario(main)

@@ -1,0 +1,101 @@
+"""What only a process can do: die, be killed, outlive nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.training.link import Failed, Load, Progress, Ready, Report, Start, Train
+from node.training.process import TrainerProcess
+from protos.messages import Range
+from tests.fakes.llama import llama_run
+
+pytestmark = pytest.mark.slow
+
+AGENT = """
+import asyncio, sys
+from node.training.process import TrainerProcess
+
+async def main():
+    trainer = TrainerProcess()
+    await trainer.start()
+    print(trainer.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def ended_within(pid: int, seconds: float) -> bool:
+    """Wait for a process that is not our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_it_ignores_sigint_trains_on_and_its_death_is_reported(tmp_path: Path) -> None:
+    made = llama_run(tmp_path)
+    trainer = TrainerProcess()
+
+    async def main() -> None:
+        async with asyncio.timeout(100):
+            await trainer.start()
+            pid = trainer.pid
+            assert pid is not None
+            reports = trainer.reports()
+            trainer.send(Start(str(made.spec_path), str(made.data_dir), 1))
+            assert isinstance(await anext(reports), Ready)
+            os.kill(pid, signal.SIGINT)
+            trainer.send(Load(str(made.theta_path), 0, 0, True))
+            trainer.send(Train(1, (Range(0, 3),), 6))
+            heard: list[Report] = [await anext(reports), await anext(reports)]
+            assert [report.step for report in heard if isinstance(report, Progress)] == [0, 3]
+            os.kill(pid, signal.SIGKILL)
+            assert [report async for report in reports] == [Failed("the trainer ended by SIGKILL")]
+            assert trainer.pid is None
+            await trainer.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a stranger's process by its descriptor")
+def test_a_killed_agent_takes_its_trainer_along() -> None:
+    agent = subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        trainer_pid = int(agent.stdout.readline())
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert ended_within(trainer_pid, 30)
+
+
+def test_a_trainer_that_can_not_be_started_is_an_error() -> None:
+    trainer = TrainerProcess(python="/nowhere/python")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="nowhere"):
+            await trainer.start()
+        await trainer.stop()
+
+    asyncio.run(main())
+
+
+def test_one_called_by_hand_says_what_it_is() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "node.training.trainer"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == 2
+    assert "started by the agent" in found.stderr
