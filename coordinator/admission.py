@@ -121,7 +121,7 @@ class Admission:
             at_run_s=run_time_s,
         )
         if not recorded:
-            raise Refusal("used_up", "the invite has been used up; ask the operator for a new one")
+            raise Refusal("used_up", "the invite has been used up")
         if request.observer:
             self.observer = request.peer
         return Admitted(request.peer, request.name, request.observer, AdmitResponse(certificate, run_time_s))
@@ -183,16 +183,16 @@ class Admission:
                 return False
             case "allow_list":
                 if request.peer not in self._allowed():
-                    raise Refusal("not_allowed", f"{request.peer} is not on the run's allow-list; ask the operator")
+                    raise Refusal("not_allowed", f"{request.peer} is not on the run's allow-list")
                 return False
             case "invite":
                 if self._journal.admitted(request.peer):
                     return False  # it comes back; its invite has been counted
                 if token is None:
-                    raise Refusal("not_invited", "this run is by invitation; ask the operator for an invite")
+                    raise Refusal("not_invited", "this run is by invitation, and there is no token in the invite")
                 self._check_expiry(token, run_time_s)
                 return True
 
     def _check_expiry(self, token: Token | None, run_time_s: float) -> None:
         if token is not None and run_time_s > token.issued_run_time_s + token.valid_s:
-            raise Refusal("expired", "the invite has expired; ask the operator for a new one")
+            raise Refusal("expired", "the invite has expired")

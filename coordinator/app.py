@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from coordinator import listening
 from coordinator.admission import Admission
@@ -22,16 +21,13 @@ from coordinator.clock import RunClock
 from coordinator.control import Serving
 from coordinator.errors import CoordinatorError, StateError
 from coordinator.folder import (
-    PRIVATE,
     FolderLock,
     Founded,
     RunFolder,
     read_founded,
     read_identity,
-    read_json,
     read_private,
     read_seal_key,
-    write_json,
 )
 from coordinator.journal import Journal
 from coordinator.leading.driver import Driver
@@ -41,6 +37,7 @@ from coordinator.leading.service import PortError, Service
 from coordinator.ledger_file import LedgerFile
 from coordinator.listening import Address
 from coordinator.observing import Launch, ObserverOrder, launch, starter
+from coordinator.places import Places, ServeOptions, find_places, remember
 from coordinator.rounds.machine import Rounds
 from coordinator.rounds.voter import Voter
 from coordinator.rows import round_rows
@@ -54,40 +51,13 @@ from protos.sealer import KeySealer
 from protos.signing import Identity
 from protos.wire import decode
 
-DEFAULT_HTTP, DEFAULT_LISTEN, DEFAULT_DHT = "0.0.0.0:8470", "0.0.0.0:8471", "0.0.0.0:8472"
+__all__ = ["OUTSIDE", "Outside", "ServeOptions", "serve"]
+
 LINES_GRACE_S = 0.5
 WITHOUT_US = (
     "stopping: the run goes on without you as far as its members can, and waits for you otherwise; "
     "`coordinator pause` before stopping pauses it for all"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What `serve` is asked for; empty addresses are those of the last time, or the defaults."""
-
-    data: Path
-    http: str = ""
-    listen: str = ""
-    dht: str = ""
-    advertise: str = ""
-    database: str = ""
-    relay: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where to listen, and what others are told."""
-
-    http: Address
-    listen: Address
-    dht: Address
-    advertise: str
-    database: str
-
-    @property
-    def public_host(self) -> str:
-        return listening.public_host(self.http.host, self.advertise)
 
 
 Say = Callable[[str], None]
@@ -120,7 +90,10 @@ class Outside:
     """Stands between the driver and its journal."""
 
 
-async def serve(options: ServeOptions, say: Say, show: Say, outside: Outside = Outside()) -> None:
+OUTSIDE = Outside()
+
+
+async def serve(options: ServeOptions, say: Say, show: Say, outside: Outside = OUTSIDE) -> None:
     """Serve a run until it is told to stop. `say` is progress, `show` the result: invite and page.
 
     Raises CoordinatorError.
@@ -129,7 +102,7 @@ async def serve(options: ServeOptions, say: Say, show: Say, outside: Outside = O
     founded = read_founded(folder)
     async with AsyncExitStack() as stack:
         stack.enter_context(FolderLock(folder))
-        places = _places(folder, options)
+        places = find_places(folder, options)
         http = stack.enter_context(listening.bind(places.http))
         leader = await _leader(folder, founded, places, options, stack, say, outside)
         await _serve(folder, founded, places, http, leader, stack, say, show, outside)
@@ -152,7 +125,7 @@ class _Leader:
 async def _leader(
     folder: RunFolder,
     founded: Founded,
-    places: _Places,
+    places: Places,
     options: ServeOptions,
     stack: AsyncExitStack,
     say: Say,
@@ -212,7 +185,7 @@ async def _leader(
 async def _serve(
     folder: RunFolder,
     founded: Founded,
-    places: _Places,
+    places: Places,
     http: socket.socket,
     leader: _Leader,
     stack: AsyncExitStack,
@@ -254,7 +227,7 @@ async def _serve(
     stop = outside.until(say)
     await web.start(http)
     stack.push_async_callback(web.stop)
-    _remember(folder, places, http_port, line_port, dht.port)
+    remember(folder, places, http_port, line_port, dht.port)
     invite = Invite(run, (listening.host_port(host, http_port),))
     Serving(local, secret, os.getpid(), run, str(invite)).write(folder)
     stack.callback(folder.serving.unlink, missing_ok=True)
@@ -314,42 +287,6 @@ def _keys(folder: RunFolder, founded: Founded) -> tuple[Identity, Authority, byt
     except CertificateError as error:
         raise StateError(f"{folder.keys}: {error}", "restore ca.pem and ca-cert.pem from a copy") from error
     return identity, authority, read_seal_key(folder.keys / "seal.pem")
-
-
-def _places(folder: RunFolder, options: ServeOptions) -> _Places:
-    """Given options first, then what was used the last time (people hold invites that name it), then the defaults."""
-    last = read_json(folder.ports) or {}
-
-    def address(given: str, key: str, default: str) -> Address:
-        remembered = last.get(key)
-        known = remembered if isinstance(remembered, str) else ""
-        return listening.parse(given or known or default, f"--{key}", asked=bool(given or known))
-
-    def word(given: str, key: str) -> str:
-        remembered = last.get(key)
-        return given or (remembered if isinstance(remembered, str) else "")
-
-    return _Places(
-        http=address(options.http, "http", DEFAULT_HTTP),
-        listen=address(options.listen, "listen", DEFAULT_LISTEN),
-        dht=address(options.dht, "dht", DEFAULT_DHT),
-        advertise=word(options.advertise, "advertise"),
-        database=word(options.database, "database"),
-    )
-
-
-def _remember(folder: RunFolder, places: _Places, http: int, listen: int, dht: int) -> None:
-    write_json(
-        folder.ports,
-        {
-            "http": listening.host_port(places.http.host, http),
-            "listen": listening.host_port(places.listen.host, listen),
-            "dht": listening.host_port(places.dht.host, dht),
-            "advertise": places.advertise,
-            "database": places.database,
-        },
-        mode=PRIVATE,
-    )
 
 
 async def _listen(service: Service, address: Address) -> int:

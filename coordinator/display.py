@@ -127,7 +127,7 @@ def exchanged(row: Row) -> int | None:
 
 
 def status_line(status: Mapping[str, Any]) -> str:
-    members = [member for member in status["members"] if not member.get("observer")]
+    members = [each for each in status["members"] if not each.get("observer") and each["state"] != "gone"]
     rate = sum(member["tokens_per_s"] for member in members)
     deadline = status.get("deadline_in_s")
     waiting = status.get("waiting_for") or ""

@@ -35,7 +35,8 @@ STALL_LARGE_S = 3600.0
 LAST_FIGURES_S = 30.0
 RESTART_AFTER_S = 1.0
 ENDS_S = 5.0
-STOP_S = 6.0
+STOP_NODES_S = 2.5
+STOP_S = 5.0
 NODES_MOST = 64
 
 
@@ -87,7 +88,7 @@ class _Run:
     serving: Serving
     coordinator: Child
     mark: str
-    nodes: dict[int, Child] = field(default_factory=dict)
+    nodes: dict[int, Child]
     rows: list[dict[str, Any]] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
@@ -170,10 +171,10 @@ async def _start(
     display.say("starting the coordinator")
     words = ["-v", "serve", "--data", str(folder.path), "--http", ANY_PORT, "--listen", ANY_PORT, "--dht", ANY_PORT]
     coordinator = await Child.start("coordinator", words, folder.logs / "coordinator.log", extra={MARK: mark})
-    stack.push_async_callback(coordinator.stop, STOP_S)
+    nodes: dict[int, Child] = {}
+    stack.push_async_callback(_stop_all, coordinator, nodes)
     serving = await _until_serving(folder, coordinator)
-    run = _Run(folder, options, display, serving, coordinator, mark)
-    stack.push_async_callback(_stop_nodes, run)
+    run = _Run(folder, options, display, serving, coordinator, mark, nodes)
     display.say(f"starting {options.nodes} nodes; logs are in {folder.logs}")
     for number in range(options.nodes):
         await _start_node(run, number)
@@ -211,8 +212,9 @@ async def _start_node(run: _Run, number: int) -> None:
     run.nodes[number] = await Child.start("node", words, log, extra={MARK: run.mark})
 
 
-async def _stop_nodes(run: _Run) -> None:
-    await asyncio.gather(*(child.stop(STOP_S) for child in run.nodes.values()))
+async def _stop_all(coordinator: Child, nodes: dict[int, Child]) -> None:
+    """Nodes that haven't left by themselves leave now, or are ended: nothing that they hold is lost to the run."""
+    await asyncio.gather(coordinator.stop(STOP_S), *(child.stop(STOP_NODES_S) for child in nodes.values()))
 
 
 # -- watching ------------------------------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ from protos.messages import ExchangeReport, Heartbeat, Missing, PeerId, Range, S
 from protos.runspec import RunSpec
 from protos.sealer import KeySealer
 
+WAKE_FLOOR_S = 0.001
+"""Event loops count in milliseconds: a shorter sleep would be none, again and again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
@@ -102,7 +105,7 @@ class Driver:
     async def _next(self) -> ev.Event:
         wake_s = self.session.next_wake(self._now()) - self._now()
         try:
-            async with asyncio.timeout(max(wake_s, 0.0)):
+            async with asyncio.timeout(max(wake_s, WAKE_FLOOR_S)):
                 return await self._inbox.get()
         except TimeoutError:
             return ev.Woke()

@@ -87,15 +87,19 @@ class Fetcher:
     async def results(self, verify: Verify) -> str:
         """Have all results of a body in its area; why that failed, or an empty string.
 
-        Each chunk is asked for at its reducer first, then at the next in line and at whoever may hold it.
+        Each chunk is asked for at its reducer first, then at the next in line and at whoever may hold it. What nobody
+        has any more is given up as soon as its reducer would be: only an attempt without it can replace it.
         """
         if not verify.result_hashes:
             return ""
-        area = self._results.area(verify.body_hash)
-        deadline_s = self._seconds() + self._spec.deadlines.vote_s
-        fault = ""
+        area, deadlines = self._results.area(verify.body_hash), self._spec.deadlines
+        began_s = came_s = self._seconds()
+        fault, n_missing = "", len(verify.result_hashes)
         while missing := await asyncio.to_thread(self._take_local, area, verify):
-            if fault and self._seconds() > deadline_s:
+            now_s = self._seconds()
+            if len(missing) < n_missing:
+                came_s, n_missing = now_s, len(missing)
+            if fault and now_s > min(began_s + deadlines.vote_s, came_s + deadlines.gone_grace_s):
                 return fault
             fault = await self._one_pass(area, verify, missing)
             if fault:

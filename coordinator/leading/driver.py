@@ -96,6 +96,7 @@ class Driver:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
+        self._wake_at: Instant | None = None
         self._probing: dict[PeerId, asyncio.Task[None]] = {}
         self.ended = ""
         if paused:
@@ -165,11 +166,14 @@ class Driver:
         self._say_goodbye(Goodbye("shutdown", "the coordinator stops; the run goes on as soon as it is back"))
 
     async def _next(self) -> Inbound | Event | _Stop:
+        """What has come, or Woke. An instant that passed while effects were carried out comes before what came then:
+        the deciding code looks at it now, or it would take it for dealt with."""
+        wait_s = None if self._wake_at is None else self._wake_at - self._clock.now()
+        if wait_s is not None and wait_s <= 0:
+            return Woke()
         if not self._inbox:
-            now = self._clock.now()
-            wake = self._rounds.next_wake(now)
             try:
-                async with asyncio.timeout(None if wake is None else max(WAKE_FLOOR_S, wake - now)):
+                async with asyncio.timeout(None if wait_s is None else max(WAKE_FLOOR_S, wait_s)):
                     await self._posted.wait()
             except TimeoutError:
                 return Woke()
@@ -224,7 +228,10 @@ class Driver:
         return self._lines.get(line.peer) is line
 
     async def _decide(self, event: Event) -> None:
-        for effect in self._rounds.handle(event, self._clock.now()):
+        now = self._clock.now()
+        effects = self._rounds.handle(event, now)
+        self._wake_at = self._rounds.next_wake(now)
+        for effect in effects:
             await self._carry_out(effect)
 
     async def _carry_out(self, effect: Effect) -> None:

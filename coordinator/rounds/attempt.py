@@ -55,6 +55,8 @@ class Attempt:
     commitments: dict[PeerId, tuple[Commitment, bytes]] = field(default_factory=dict)
     declined: dict[PeerId, str] = field(default_factory=dict)
     """Members that can't do their part in the exchange, and why."""
+    outbid: int = -1
+    """The highest number that keeps a member from taking part in this attempt."""
     deal: Deal | None = None
     deal_envelope: bytes = b""
     lines: tuple[tuple[PeerId, ...], ...] = ()

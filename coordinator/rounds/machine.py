@@ -26,6 +26,7 @@ from coordinator.rounds.events import (
     View,
     Woke,
 )
+from coordinator.rounds.members import Member
 from coordinator.rounds.phases import Phases
 from coordinator.rounds.state import InvariantBroken
 from protos.messages import (
@@ -182,8 +183,8 @@ class Rounds(Phases):
 
     def _heartbeat(self, peer: PeerId, heartbeat: Heartbeat, now: Instant) -> list[Effect] | None:
         """None if nothing has changed that a decision depends on."""
-        h, known = self.spec.work.h, self.members.get(peer)
-        before = known.stage(h) if known is not None and self.members.fresh(peer, now) else None
+        known = self.members.get(peer)
+        before = self._stage(known) if known is not None and self.members.fresh(peer, now) else None
         head_before = known.head if known is not None else b""
         member = self.members.heard(peer, heartbeat, self.ledger.round + 1, now)
         if member is None:
@@ -196,7 +197,13 @@ class Rounds(Phases):
             if now >= told_at + self.spec.deadlines.heartbeat_timeout_s:
                 member.told_head_at = now
                 return [Tell((peer,), self.commit)]
-        return None if member.stage(h) == before else []
+        return None if self._stage(member) == before else []
+
+    def _stage(self, member: Member) -> tuple[object, ...]:
+        """All of a member's progress that a decision can depend on now."""
+        if self.phase in (Phase.TRAIN, Phase.ENDED):
+            return member.stage(self.spec.work.h)
+        return member.n_lost, member.head
 
     def _heard(self, event: Heard) -> list[Effect]:
         peer, message, attempt = event.peer, event.message, self._attempt
@@ -259,7 +266,11 @@ class Rounds(Phases):
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
         self._pass_number(refusal.attempt)
+        attempt.outbid = max(attempt.outbid, refusal.attempt)
         refused = attempt.refused if self.phase in (Phase.PREPARE, Phase.VOTE) else attempt.declined
         refused[peer] = refusal.reason
+        member = self.members.get(peer)
+        if member is not None and member.observer and self.phase is Phase.VOTE and self.me not in attempt.votes:
+            refused[self.me] = f"the observer: {refusal.reason}"  # no digest, no vote
         told = f"{peer[-6:]} refuses attempt {attempt.number} of round {self.ledger.round + 1}: {refusal.reason}"
         return [Say(told)]

@@ -64,6 +64,9 @@ class Members:
         self._due_at: Instant | None = Instant(started_at + deadlines.heartbeat_timeout_s)
         """No presence changes by itself before this instant."""
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def __iter__(self) -> Iterator[Member]:
         """In the order of peer ids."""
         if self._in_order is None:

@@ -102,9 +102,12 @@ class Phases(RoundState):
         if absent := roll.absent_voters(self.me, self._coordinator):
             return self._wait(f"voters for a quorum: {named(absent)}")
         if not self.ledger.seats:
-            wanted, n_here = self._start_needs(), len(roll.seatable())
-            if n_here < wanted:
-                return self._wait(f"members that hold the state: {n_here} of {wanted}")
+            wanted = self._start_needs()
+            if len(self.members) < wanted or len(roll.holders()) < wanted:
+                self._waiting = lambda later: (
+                    f"members that hold the state: {len(self._roll(later).holders())} of {wanted}"
+                )
+                return None
             return self._open_attempt("seats for who holds the state", now)
         timed_out = now >= self._train_ends_at()
         self._awaited = roll.first_training(self._awaited)
@@ -192,6 +195,7 @@ class Phases(RoundState):
             reducers={m.peer: m.record.sequence for m in reducers},
         )
         attempt.losses = {member.peer: member.n_lost for member in senders}
+        attempt.outbid = -1
         attempt.plan_hash = plan_hash(self._sealer.encode(attempt.plan))
         attempt.plan_envelope = self._sealer.seal(attempt.plan)
         attempt.deadline_at = Instant(now + self.spec.deadlines.commitment_s * LEADER_SLACK)
@@ -204,6 +208,8 @@ class Phases(RoundState):
 
     def _commitment(self, now: Instant) -> list[Effect] | None:
         attempt = self._running()
+        if attempt.outbid > attempt.number:
+            return self._fail(f"number {attempt.outbid} has been promised{_because(attempt.declined)}", now)
         missing = [peer for peer in attempt.losses if peer not in attempt.commitments]
         if now < attempt.deadline_at and any(not self._is_lost(attempt, peer, now) for peer in missing):
             return self._wait(f"commitments of {named(missing)}")
@@ -214,8 +220,9 @@ class Phases(RoundState):
             if all(peer in attempt.declined and not self._lost_progress(attempt, peer) for peer in attempt.losses):
                 return self._propose_new(None, reason[:REASON_MOST], now)  # they start again from the anchor
             return self._fail(reason, now)
+        # Who has nothing to contribute may still reduce.
         planned = [member.peer for member in (attempt.plan.members if attempt.plan else ()) if member.reducer]
-        reducers = [peer for peer in planned if not self._is_lost(attempt, peer, now)]
+        reducers = [peer for peer in planned if peer not in self._left and self.members.expected(peer, now)]
         if not reducers:
             return self._fail("nobody who could reduce is left", now)
         deal_for(attempt, self.ledger, self.spec, reducers)
@@ -225,6 +232,7 @@ class Phases(RoundState):
             whose = listed([f"{entry.peer[-6:]}: {entry.reason}" for entry in attempt.deal.excluded], "; ")
             reason = f"{reason} ({whose})" if attempt.deal.excluded else reason
             return self._propose_new(None, reason[:REASON_MOST], now)
+        attempt.declined.clear()
         attempt.deal_envelope = self._sealer.seal(attempt.deal)
         attempt.deadline_at = Instant(now + self.spec.deadlines.exchange_s * LEADER_SLACK)
         self._enter(Phase.EXCHANGE)
@@ -314,18 +322,31 @@ class Phases(RoundState):
             voters = [voter for voter in self.ledger.voters if voter not in left]
             if policy.spread_enough(signers, voters, self._coordinator, reachable):
                 return effects + self._committed(attempt, digest, signers, left, now)
-        able = [peer for peer in self.ledger.voters if peer not in attempt.votes]
-        if now >= attempt.deadline_at or not self._can_reach_quorum_with(attempt, able):
+        if now >= attempt.deadline_at or (not self._can_commit(attempt, now) and self._could_open(now)):
             return effects + self._fail("no quorum of votes" + _because(attempt.refused), now)
         missing = set(self.ledger.voters) - set(attempt.votes) - {self._coordinator}
         self._wait(f"votes of {named(missing)}")
         return effects or None
 
-    def _can_reach_quorum_with(self, attempt: Attempt, able: Collection[PeerId]) -> bool:
-        """Whether the votes that have come and those that still may would make a quorum."""
-        able = [peer for peer in able if peer not in attempt.refused and peer not in self._left]
+    def _can_commit(self, attempt: Attempt, now: Instant) -> bool:
+        """Whether the votes that have come and those that may still come would make a quorum."""
+        able = [
+            peer
+            for peer in self.ledger.voters
+            if peer not in attempt.refused
+            and peer not in self._left
+            and (self._can_vote(now) if peer == self.me else self.members.expected(peer, now))
+        ]
         left = self._left_for(attempt) - set(attempt.votes)
-        return policy.is_quorum([*attempt.votes, *able], self.ledger.voters, self._coordinator, left)
+        return policy.is_quorum({*attempt.votes, *able}, self.ledger.voters, self._coordinator, left)
+
+    def _can_vote(self, now: Instant) -> bool:
+        """Whether this leader's own vote may still come: an observer is there to compute the digest."""
+        return any(member.observer and self.members.expected(member.peer, now) for member in self.members)
+
+    def _could_open(self, now: Instant) -> bool:
+        """Whether another attempt could be opened now. If not, giving this one up would gain nothing."""
+        return not self._roll(now).absent_voters(self.me, self._coordinator)
 
     def _own_vote(self, attempt: Attempt) -> list[Effect]:
         """This leader's own vote, once the digest is known: the head's for an empty round, else the observer's word."""

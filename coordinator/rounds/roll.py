@@ -11,6 +11,11 @@ from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.members import Member, Members, named
 from protos.messages import MemberState, PeerId, Seat
 
+TRAINED = (MemberState.READY, MemberState.EXCHANGING, MemberState.VOTING)
+"""States in which a member's Δ of the round is made, or stands in an attempt that it does not know to have failed."""
+IDLE = (MemberState.JOINING, MemberState.PAUSED)
+"""States in which a member makes no step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Roll:
@@ -38,34 +43,32 @@ class Roll:
             for member in self.members
             if self._may_contribute(member)
             and member.round == self.ledger.round + 1
-            and (member.step > 0 or member.state is MemberState.READY)
+            and (member.step > 0 or member.state in TRAINED)
             and self.members.holds(member.peer, self.ledger, self.now)
         ]
 
     def n_enough(self, contributors: Collection[Member]) -> int:
-        """How many of them count towards the minimum: who lost its progress does once it is ready again."""
-        return sum(1 for member in contributors if not member.behind or member.state is MemberState.READY)
+        """How many of them count towards the minimum: who lost its progress does once it has caught up."""
+        return sum(1 for member in contributors if not member.behind or self._is_done(member))
 
     def hopefuls(self) -> list[Member]:
         """Who is here and can still come to contribute in this round."""
-        idle = (MemberState.JOINING, MemberState.PAUSED)
         return [
             member
             for member in self.members
-            if self._may_contribute(member) and member.state not in idle and self.members.fresh(member.peer, self.now)
+            if self._may_contribute(member) and member.state not in IDLE and self.members.fresh(member.peer, self.now)
         ]
+
+    def holders(self) -> list[Member]:
+        return self.members.holders(self.ledger, self.now)
 
     def seatless(self) -> list[Member]:
         """Who holds the state and waits for a seat in the next round."""
-        return [
-            member
-            for member in self.members.holders(self.ledger, self.now)
-            if member.peer not in self.seats or member.peer in self.left
-        ]
+        return [member for member in self.holders() if member.peer not in self.seats or member.peer in self.left]
 
     def seatable(self) -> list[PeerId]:
-        """Who gets a seat in the next round."""
-        return [member.peer for member in self.members.holders(self.ledger, self.now) if member.peer not in self.left]
+        """Who gets a seat in the next round. Who left and came back waits for the one after."""
+        return [member.peer for member in self.holders() if member.peer not in self.left]
 
     def trains(self, peer: PeerId) -> bool:
         """Whether the round still waits for a seated member: it is here and trains, or may come back."""
@@ -74,10 +77,7 @@ class Roll:
         member = self.members.get(peer)
         if member is None or not self.members.fresh(peer, self.now):
             return self.members.may_return(peer, self.now)
-        if member.behind or member.state in (MemberState.JOINING, MemberState.PAUSED):
-            return False
-        here = member.round == self.ledger.round + 1
-        return not here or (member.state is not MemberState.READY and member.step < self.h)
+        return not (member.behind or member.state in IDLE or self._is_done(member))
 
     def training(self) -> list[PeerId]:
         return [peer for peer in self.seats if self.trains(peer)]
@@ -103,6 +103,9 @@ class Roll:
         steps = [member.step for peer in peers if (member := self.members.get(peer)) is not None]
         slowest = f", the slowest at step {min(steps)} of {self.h}" if steps else ""
         return f"training: {named(peers)}{slowest}"
+
+    def _is_done(self, member: Member) -> bool:
+        return member.round == self.ledger.round + 1 and (member.state in TRAINED or member.step >= self.h)
 
     def _may_contribute(self, member: Member) -> bool:
         peer = member.peer

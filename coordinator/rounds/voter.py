@@ -22,6 +22,7 @@ from protos.messages import (
     Body,
     Leave,
     PeerId,
+    Plan,
     Prepare,
     Promise,
     Propose,
@@ -82,6 +83,13 @@ class Voter:
             return _refusal(propose, propose.attempt, "signed another proposal of this number")
         return None
 
+    def bound(self, plan: Plan, ledger: Ledger) -> Refusal | None:
+        """The promise that would keep this voter from voting on what comes of a plan, if there is one."""
+        record = self._current(ledger)
+        if record is None or policy.heeds(record, plan.attempt, plan.leader):
+            return None
+        return _refusal(plan, record.attempt, f"promised number {record.attempt} to {record.leader}")
+
     def voted(
         self, propose: Propose, body_hash: bytes, digest: bytes, ledger: Ledger
     ) -> tuple[Vote, Promise] | Refusal:
@@ -140,7 +148,7 @@ class Voter:
         return None
 
 
-def _refusal(asked: Prepare | Propose, attempt: int, reason: str) -> Refusal:
+def _refusal(asked: Prepare | Propose | Plan, attempt: int, reason: str) -> Refusal:
     """A refusal names the number that stands in the way, so that the leader can pass it."""
     return Refusal(asked.epoch, asked.round, attempt, reason)
 

@@ -152,7 +152,7 @@ class _Data:
 
 async def _front(request: web.Request) -> web.Response:
     status = request.app[SITE].status()
-    members = sum(1 for member in status["members"] if not member["observer"])
+    members = sum(1 for member in status["members"] if not member["observer"] and member["state"] != "gone")
     loss = status["val_loss"]
     rows = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"

@@ -51,6 +51,7 @@ EXPIRES_S = 600.0
 CLOCK_SLACK_S = 60.0
 FIND_S = 5.0
 START_S = 30.0
+STOP_S = 3.0
 IDLE_S = 15.0
 """A daemon that this process could not connect to before it died ends after so long."""
 RESTART_FIRST_S, RESTART_MAX_S = 0.5, 60.0
@@ -269,10 +270,17 @@ class Dht:
             left.unlink(missing_ok=True)
 
     async def _up(self) -> None:
-        prefix = f"/unix{self._sockets.absolute()}/"
-        daemon: type[P2P] = type("Daemon", (_Daemon,), {"_UNIX_SOCKET_PREFIX": prefix})
+        this = self
+
+        class Daemon(_Daemon):
+            _UNIX_SOCKET_PREFIX = f"/unix{self._sockets.absolute()}/"
+
+            def __init__(self) -> None:
+                super().__init__()
+                this._p2p = self  # also if it fails to start: then it is to be ended
+
         try:
-            self._p2p = await daemon.create(
+            p2p = await Daemon.create(
                 identity_path=str(self._folder / "p2p.key"),
                 check_if_identity_free=False,
                 host_maddrs=[_multiaddress(self._listen)] if self._listen else None,
@@ -286,6 +294,7 @@ class Dht:
                 use_relay=False,
             )
         except (P2PDaemonError, OSError) as error:
+            await self._down()
             if "in use" in str(error) and self._listen:
                 raise PortTaken(self._listen, self._option) from error
             raise MachineError(
@@ -293,7 +302,7 @@ class Dht:
                 f"check that {self._option} names an address of this machine, and see the log",
             ) from error
         self._node = await DHTNode.create(
-            self._p2p,
+            p2p,
             node_id=DHTID.from_bytes(hashlib.sha1(self._identity.peer.encode()).digest()),
             client_mode=self._listen is None,
             record_validator=_OwnersOnly(self._run, self._clock),
@@ -303,7 +312,7 @@ class Dht:
         for name in ("storage", "cache"):
             setattr(self._node.protocol, name, _Storage(maxsize=limits.MEMBERS))
         if self._listen is not None:
-            self._addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+            self._addresses = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
             self._listen = _with_port(self._listen, self._addresses)
         await self.join(self._bootstrap)
 
@@ -334,8 +343,9 @@ class Dht:
             try:
                 await self._up()
                 pause_s = RESTART_FIRST_S
-            except MachineError as error:
+            except (MachineError, *_FAULTS) as error:
                 self._failed(str(error))
+                await self._down()
                 pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def _down(self) -> None:
@@ -346,12 +356,15 @@ class Dht:
         if p2p is None:
             return
         child = p2p._child
-        await p2p.shutdown()
-        if child is not None and child.returncode is None:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        p2p._terminate()
         if child is not None:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await child.wait()
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    child.kill()
+                await child.wait()
             child._transport.close()  # hivemind stops reading its output, so asyncio would wait for the end of it
         for left in self._sockets.glob("p2p*.sock"):
             left.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 
@@ -300,7 +300,8 @@ class _RowStream:
         frame = self._meter.sent(wire.encode_receipt_frame(message))
         async with self._writing:
             if not self._context.done():
-                await self._context.write(frame)
+                with suppress(grpc.aio.BaseError):  # it went away just now
+                    await self._context.write(frame)
 
     async def _frame(self) -> ChunkHead | Part | Signed | None:
         raw = await self._context.read()

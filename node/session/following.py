@@ -14,7 +14,7 @@ from node.session import events as ev
 from node.session.events import Effect
 from node.session.part import Part, Training
 from protos import hashes
-from protos.messages import Leave, Outcome, PeerId, Signed
+from protos.messages import Leave, Outcome, PeerId, Signed, Vote
 from protos.runspec import RunSpec
 
 MOMENTS_LAST_ROUNDS = 8
@@ -70,6 +70,7 @@ class Following:
         self._refetch_at: Instant | None = None
         self._n_refetches = 0
         self._newest: ev.CommitHeard | None = None
+        self._newest_ledger: Ledger | None = None  # the books after it, where the leader has sent them
         self._lost_round = 0
         self._left = False
         self._paused_by: dict[str, None] = {}
@@ -82,6 +83,7 @@ class Following:
         self._line, self._line_problem, self._line_changed_at = True, "", now
         self._lost_round = max(self._lost_round, event.ledger.round + 1)
         self._newest = ev.CommitHeard(event.welcome.commit, event.body, event.ledger.head, event.signed)
+        self._newest_ledger = event.ledger
         left: list[Effect] = []
         record = self._voter.record
         if self.ledger is not None and self._voter.has_left(self.ledger) and isinstance(record, Leave):
@@ -93,7 +95,7 @@ class Following:
     def _heard_commit(self, event: ev.CommitHeard, now: Instant) -> list[Effect]:
         known = self._newest.body.round if self._newest else -1
         if event.body.round > known:
-            self._newest = event
+            self._newest, self._newest_ledger = event, None
         return self._follow(now)
 
     def _follow(self, now: Instant) -> list[Effect]:
@@ -110,7 +112,11 @@ class Following:
                 ev.Say(f"the leader's head is round {body.round}, mine is {held.round}: waiting for it to catch up")
             ]
         if held is None or body.previous != held.head:
-            return self._fetch(newest)
+            if held is None or body.anchor_digest != held.digest or self._newest_ledger is None:
+                return self._fetch(newest)
+            # Only empty rounds lie between: the held state is the one that this commit starts from.
+            self._commit, self._after = newest, self._newest_ledger
+            return self._apply_or_verify()
         hash_ = hashes.body_hash(commit.body)
         fault = certificate_faults(newest.signed, hash_, commit.digest, commit.attempt, held, self._coordinator)
         try:
@@ -144,15 +150,19 @@ class Following:
             if self._verifying == hash_:
                 return []
             self._verifying = hash_
-            reducers = tuple(entry.peer for entry in heard.body.reducers)
-            holders = (*reducers, *(voter for voter in heard.body.voters if voter not in reducers))
-            return [ev.Verify(heard.body, hash_, heard.commit.result_hashes, (), holders)]
+            return [ev.Verify(heard.body, hash_, heard.commit.result_hashes, (), self._holders(heard))]
         if self._candidate[1] != heard.commit.digest:
             self._candidate = None
             told = f"my digest after round {heard.body.round} is not the commit's: fetching the state again"
             return [ev.Say(told), *self._fetch(heard)]
         self._applying = True
         return [*self._drop_part(), ev.Apply(heard.commit, heard.body, heard.commit_hash, after)]
+
+    def _holders(self, heard: ev.CommitHeard) -> tuple[PeerId, ...]:
+        """Who may hold a commit's results: its reducers, who signed that it holds them all, and who voted at all."""
+        signers = [peer for peer, item in heard.signed if isinstance(item, Vote)]
+        named = dict.fromkeys([*(entry.peer for entry in heard.body.reducers), *signers, *heard.body.voters])
+        return tuple(peer for peer in named if peer not in (self._coordinator, self.me))
 
     def _applied(self, hash_: bytes, now: Instant) -> list[Effect]:
         heard, after = self._commit, self._after

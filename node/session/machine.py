@@ -15,7 +15,7 @@ from coordinator.rounds.voter import Voter, body_faults
 from node.session import events as ev
 from node.session.events import Effect, Event
 from node.session.following import Following
-from node.session.part import Part, evidence_of, exchange_for
+from node.session.part import Lines, Part, evidence_of, exchange_for
 from protos import hashes
 from protos.bounds import as_reason
 from protos.messages import (
@@ -209,8 +209,11 @@ class Session(Following):
         self._reachable = mine.reducer
         if self._part is not None and self._part.planned.plan_hash == event.plan_hash:
             return self._commit_to_plan()
+        if refusal := self._voter.bound(plan, ledger):
+            return [ev.TellLeader(refusal)]  # it would be in vain: the leader must pass that number first
         if self._part is not None and plan.attempt <= self._part.number:
-            return []
+            reason = f"takes part in attempt {self._part.number} already"
+            return [ev.TellLeader(Refusal(plan.epoch, plan.round, self._part.number, reason))]
         effects = self._drop_part()
         self._proposed = None
         self._part = Part(event, now)
@@ -223,8 +226,10 @@ class Session(Following):
             return []
         encoded = training.encoded
         if encoded is None:
-            if training.encoding or not training.started:
+            if training.encoding:
                 return []
+            if not training.started or training.step == 0:  # it came back, or its trainer did: there is no Δ yet
+                return self._decline("has made no step yet")
             training.encoding = True
             return [ev.Encode(training.round)]
         commitment = Commitment(
@@ -269,12 +274,13 @@ class Session(Following):
             return []
         if part.exchange is not None:
             return self._in_exchange(part, part.exchange.report_again())
-        if faults := self._deal_faults(part.evidence(event), ledger):
+        evidence = part.evidence(event)
+        if faults := self._deal_faults(evidence, ledger):
             reason = "; ".join(faults[:3])
             return [ev.Say(f"refused the deal of attempt {part.number}: {reason}"), *self._decline(reason)]
         plan = part.planned.plan
-        part.dealt = event
-        part.exchange = exchange_for(self.me, event, part.planned.plan_hash, plan.replicas, self.spec)
+        part.dealt, part.lines = event, self._lines(evidence)
+        part.exchange = exchange_for(self.me, evidence, part.lines, self.spec)
         part.exchange_ends_at = Instant(now + plan.exchange_s)
         begin = ev.BeginExchange(plan, part.planned.plan_hash, event.deal, event.envelope, event.commitments)
         return [begin, *self._in_exchange(part, part.exchange.begin())]
@@ -311,15 +317,16 @@ class Session(Following):
         refusal = self._why_not(event, ledger)
         if refusal is not None:
             told: list[Effect] = [ev.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
-            return [*told, ev.TellLeader(refusal)] if self._is_voter(ledger) else told
+            return [*told, ev.TellLeader(refusal)] if self._is_voter(ledger) or self._observer else told
         self._proposed = event
         if self._candidate is not None and self._candidate[0] == event.body_hash:
             return self._cast()
         if self._verifying == event.body_hash:
             return []
         self._verifying = event.body_hash
-        evidence = evidence_of(event, event.plan_hash)
-        lines = lines_of(evidence, self.spec) if evidence else ()
+        evidence, part = evidence_of(event, event.plan_hash), self._part
+        same_plan = part is not None and part.dealt is not None and part.planned.plan_hash == event.plan_hash
+        lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
         return [ev.Verify(event.body, event.body_hash, propose.proposal.result_hashes, lines, propose.holders)]
 
     def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
@@ -337,6 +344,9 @@ class Session(Following):
 
     def _deal_faults(self, evidence: Evidence, ledger: Ledger) -> list[str]:
         return deal_faults(evidence, ledger, self.spec)
+
+    def _lines(self, evidence: Evidence) -> Lines:
+        return lines_of(evidence, self.spec)
 
     def _is_voter(self, ledger: Ledger) -> bool:
         return self.me in ledger.voters and not self._observer
@@ -374,7 +384,8 @@ class Session(Following):
             self._proposed = None
             propose = proposed.propose
             refusal = Refusal(propose.epoch, propose.round, propose.attempt, as_reason(f"results: {reason}"))
-            return [ev.TellLeader(refusal)] if self.ledger and self._is_voter(self.ledger) else []
+            is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
+            return [ev.TellLeader(refusal)] if is_asked else []
         return []
 
     # -- saying -----------------------------------------------------------------------------------------------

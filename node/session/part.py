@@ -14,6 +14,9 @@ from node.session.events import Dealt, Encoded, Planned, Proposed
 from protos.messages import Commitment, Deal, PeerId
 from protos.runspec import RunSpec
 
+Lines = tuple[tuple[PeerId, ...], ...]
+"""Per chunk, the reducers in line."""
+
 
 @dataclass(slots=True)
 class Training:
@@ -47,6 +50,7 @@ class Part:
     dealt: Dealt | None = None
     exchange: Exchange | None = None
     exchange_ends_at: Instant | None = None
+    lines: Lines = ()
 
     @property
     def number(self) -> int:
@@ -60,22 +64,20 @@ class Part:
         return Evidence(self.planned.plan, self.planned.plan_hash, dealt.deal, dealt.commitments, {})
 
 
-def exchange_for(me: PeerId, dealt: Dealt, plan_hash: bytes, replicas: int, spec: RunSpec) -> Exchange:
-    """The exchange of a deal: who sends, what weighs how much and who reduces what follows from the commitments."""
-    included = included_of(dealt.deal, dealt.commitments)
-    grid = policy.grid(spec)
-    lines = policy.lines(plan_hash, included, dealt.deal.bandwidths, grid.n_chunks)
+def exchange_for(me: PeerId, evidence: Evidence, lines: Lines, spec: RunSpec) -> Exchange:
+    """The exchange of a deal: who sends and what weighs how much follows from the commitments, as do the lines."""
+    included = evidence.included()
     weights = policy.weights(included, spec)
-    codec = spec.codec
+    codec, grid = spec.codec, policy.grid(spec)
     return Exchange(
         str(me),
-        plan_hash,
-        dealt.deal.number,
+        evidence.plan_hash,
+        evidence.deal.number,
         {str(peer): commitment.root for peer, commitment in included.items()},
         {str(peer): weight for peer, weight in weights.items()},
-        [tuple(str(peer) for peer in line) for line in lines],
+        lines,
         [frame_bytes(codec.name, grid.size(chunk), codec.block) for chunk in range(grid.n_chunks)],
-        replicas,
+        evidence.plan.replicas,
     )
 
 

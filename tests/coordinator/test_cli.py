@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,17 +18,12 @@ from tests.coordinator.made import make_run
 ROOT = Path(__file__).parents[2]
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Exit code, standard output, and the last line of standard error."""
-    monkeypatch.setattr(sys, "argv", ["coordinator", *words])
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as left:
-        code = left.code or 0
+    code = cli.run(words)
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if line.strip()]
-    return int(code), out, lines[-1] if lines else ""
+    return code, out, lines[-1] if lines else ""
 
 
 def served_before(path: Path) -> None:
@@ -64,18 +58,15 @@ def test_mistakes_have_their_exit_code_and_a_last_line_that_helps(
     last: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_run(tmp_path / "run")
-    found, out, line = run(capsys, monkeypatch, *(word.format(tmp=tmp_path) for word in words))
+    found, out, line = run(capsys, *(word.format(tmp=tmp_path) for word in words))
     assert (found, out) == (code, "")
     assert last in line
     assert "Traceback" not in line
 
 
-def test_a_taken_port_is_named_with_its_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_is_named_with_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -84,16 +75,14 @@ def test_a_taken_port_is_named_with_its_option(
         for option in ("--http", "--listen", "--dht"):
             ports = {"--http": "127.0.0.1:0", "--listen": "127.0.0.1:0", "--dht": "127.0.0.1:0", option: taken}
             words = [word for pair in ports.items() for word in pair]
-            code, _, line = run(capsys, monkeypatch, "serve", "--data", str(tmp_path / "run"), *words)
+            code, _, line = run(capsys, "serve", "--data", str(tmp_path / "run"), *words)
             assert code == 3
             assert f"{option} {taken}" in line
 
 
-def test_status_and_ledger_of_a_run_at_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_and_ledger_of_a_run_at_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run")
-    code, out, _ = run(capsys, monkeypatch, "status", "--data", str(tmp_path / "run"), "--json")
+    code, out, _ = run(capsys, "status", "--data", str(tmp_path / "run"), "--json")
     status = json.loads(out)
     assert code == 0
     assert {
@@ -109,16 +98,14 @@ def test_status_and_ledger_of_a_run_at_rest(
         "head",
     } <= set(status)
     assert (status["round"], status["phase"], status["serving"]) == (1, "not served", False)
-    code, out, _ = run(capsys, monkeypatch, "ledger", "--data", str(tmp_path / "run"), "--json")
+    code, out, _ = run(capsys, "ledger", "--data", str(tmp_path / "run"), "--json")
     (row,) = [json.loads(line) for line in out.splitlines()]
     assert (code, row["round"], row["commit_hash"]) == (0, 0, status["head"])
 
 
-def test_pause_is_noted_for_when_the_run_is_served(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_is_noted_for_when_the_run_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run")
-    code, out, _ = run(capsys, monkeypatch, "pause", "--data", str(folder.path))
+    code, out, _ = run(capsys, "pause", "--data", str(folder.path))
     assert code == 0
     assert "will pause" in out
     from coordinator.folder import read_founded
@@ -127,23 +114,21 @@ def test_pause_is_noted_for_when_the_run_is_served(
     journal = Journal.open(folder.journal, read_founded(folder).run)
     assert journal.recover().paused
     journal.close()
-    run(capsys, monkeypatch, "resume", "--data", str(folder.path))
+    run(capsys, "resume", "--data", str(folder.path))
     journal = Journal.open(folder.journal, read_founded(folder).run)
     assert not journal.recover().paused
     journal.close()
 
 
-def test_an_invite_carries_a_token_of_this_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invite_carries_a_token_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run")
     served_before(folder.path)
-    code, out, _ = run(capsys, monkeypatch, "invite", "--data", str(folder.path), "--uses", "3")
+    code, out, _ = run(capsys, "invite", "--data", str(folder.path), "--uses", "3")
     invite = parse(out)
     assert code == 0
     assert invite.hosts == ("barn.example:8470",)
     assert invite.token
-    _, again, _ = run(capsys, monkeypatch, "invite", "--data", str(folder.path), "--uses", "3")
+    _, again, _ = run(capsys, "invite", "--data", str(folder.path), "--uses", "3")
     assert parse(again).token != invite.token
 
 
@@ -151,15 +136,10 @@ def test_durations() -> None:
     assert [parse_duration_s(text) for text in ("90s", "15m", "12h", "7d")] == [90.0, 900.0, 43200.0, 604800.0]
 
 
-def test_a_traceback_comes_only_when_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_traceback_comes_only_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: dict[bool, list[str]] = {}
     for verbose in (False, True):
-        words = ["coordinator", "status", "--data", str(tmp_path), *(["-v"] if verbose else [])]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit):
-            cli.main()
+        assert cli.run(["status", "--data", str(tmp_path), *(["-v"] if verbose else [])]) == 6
         said[verbose] = capsys.readouterr().err.splitlines()
     assert len(said[False]) == 1
     assert said[True][0].startswith("Traceback")

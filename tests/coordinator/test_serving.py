@@ -20,11 +20,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509 import load_der_x509_certificate
 
 from coordinator import app, operating
-from coordinator.app import ServeOptions, serve
+from coordinator.app import serve
 from coordinator.children import Child, Supervised
 from coordinator.control import Caller, find
 from coordinator.errors import CoordinatorError, StateError
 from coordinator.folder import RunFolder
+from coordinator.places import ServeOptions
 from coordinator.rounds.machine import Rounds
 from protos.invite import parse
 from protos.messages import Addresses, AdmitResponse, Goodbye, Hello, Operator, RunInfo, Welcome

@@ -18,6 +18,7 @@ class FakeTable:
     run: PeerId
     envelopes: dict[PeerId, list[bytes]] = field(default_factory=dict)
     deaf: bool = False  # nothing is found, as during a partition
+    asked: list[PeerId] = field(default_factory=list)  # whom somebody looked for
 
     def join(self, identity: Identity) -> FakeRecords:
         return FakeRecords(self, identity)
@@ -38,6 +39,7 @@ class FakeRecords:
 
     async def find(self, peer: PeerId, min_sequence: int) -> Record | None:
         best: Record | None = None
+        self._table.asked.append(peer)
         for envelope in [] if self._table.deaf else self._table.envelopes.get(peer, []):
             try:
                 record = open_record(envelope, run=self._table.run, peer=peer)

@@ -1,0 +1,76 @@
+"""Where a run is served: what was asked for, what was used the last time, what others are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator import listening
+from coordinator.folder import PRIVATE, RunFolder, read_json, write_json
+from coordinator.listening import Address
+
+DEFAULT_HTTP, DEFAULT_LISTEN, DEFAULT_DHT = "0.0.0.0:8470", "0.0.0.0:8471", "0.0.0.0:8472"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `serve` is asked for; empty addresses are those of the last time, or the defaults."""
+
+    data: Path
+    http: str = ""
+    listen: str = ""
+    dht: str = ""
+    advertise: str = ""
+    database: str = ""
+    relay: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where to listen, and what others are told."""
+
+    http: Address
+    listen: Address
+    dht: Address
+    advertise: str
+    database: str
+
+    @property
+    def public_host(self) -> str:
+        return listening.public_host(self.http.host, self.advertise)
+
+
+def find_places(folder: RunFolder, options: ServeOptions) -> Places:
+    """Given options first, then what was used the last time (people hold invites that name it), then the defaults."""
+    last = read_json(folder.ports) or {}
+
+    def address(given: str, key: str, default: str) -> Address:
+        remembered = last.get(key)
+        known = remembered if isinstance(remembered, str) else ""
+        return listening.parse(given or known or default, f"--{key}", asked=bool(given or known))
+
+    def word(given: str, key: str) -> str:
+        remembered = last.get(key)
+        return given or (remembered if isinstance(remembered, str) else "")
+
+    return Places(
+        http=address(options.http, "http", DEFAULT_HTTP),
+        listen=address(options.listen, "listen", DEFAULT_LISTEN),
+        dht=address(options.dht, "dht", DEFAULT_DHT),
+        advertise=word(options.advertise, "advertise"),
+        database=word(options.database, "database"),
+    )
+
+
+def remember(folder: RunFolder, places: Places, http: int, listen: int, dht: int) -> None:
+    write_json(
+        folder.ports,
+        {
+            "http": listening.host_port(places.http.host, http),
+            "listen": listening.host_port(places.listen.host, listen),
+            "dht": listening.host_port(places.dht.host, dht),
+            "advertise": places.advertise,
+            "database": places.database,
+        },
+        mode=PRIVATE,
+    )

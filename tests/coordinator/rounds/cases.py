@@ -1,0 +1,168 @@
+"""Ledgers, evidence and bodies of small runs, made as a leader makes them, for tests of what checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from aggregation.digest import tagged_hash
+from aggregation.exchange import set_hash
+from coordinator.rounds import leases, policy, proposing
+from coordinator.rounds.attempt import plan_for
+from coordinator.rounds.ledger import Ledger, fold, genesis
+from coordinator.rounds.proposing import Evidence, build_body
+from protos.hashes import commit_hash, plan_hash
+from protos.messages import Body, ChunkResult, Commitment, Deal, Excluded, PeerId, Plan, Results
+from protos.runspec import RunSpec
+from tests.fakes.sealer import Registry
+from tests.sim.options import sim_spec
+
+RUN, COORDINATOR = PeerId("run"), PeerId("coordinator")
+PEERS = [PeerId(f"peer{number:02d}") for number in range(40)]
+SPEC = sim_spec(n_chunks=3)
+REGISTRY = Registry()
+NO_HASH = bytes(32)
+
+
+def at_head(ledger: Ledger, name: str = "head") -> Ledger:
+    return ledger.at(tagged_hash("head", name.encode()), tagged_hash("state", name.encode()))
+
+
+def beginning(voters: Sequence[PeerId] = ()) -> Ledger:
+    """The ledger of commit 0; `voters` are beside the coordinator."""
+    return at_head(replace(genesis(RUN, COORDINATOR), voters=(*voters, COORDINATOR)))
+
+
+def after(ledger: Ledger, body: Body) -> Ledger:
+    """The ledger after a body that has been committed."""
+    raw = REGISTRY.encode(body)
+    digest = tagged_hash("state", raw)
+    return fold(ledger, body).at(commit_hash(raw, digest), digest)
+
+
+def empty_body(ledger: Ledger, seated: Sequence[PeerId], spec: RunSpec = SPEC, left: Sequence[PeerId] = ()) -> Body:
+    return build_body(
+        ledger,
+        spec,
+        COORDINATOR,
+        attempt=0,
+        leader=COORDINATOR,
+        evidence=None,
+        reason="seats",
+        seated=seated,
+        left=left,
+    )
+
+
+def seated(n: int, spec: RunSpec = SPEC) -> Ledger:
+    """The ledger of round 1: n peers have a seat and a vote."""
+    ledger = beginning()
+    return after(ledger, empty_body(ledger, PEERS[:n], spec))
+
+
+def commitment(ledger: Ledger, peer: PeerId, plan: bytes, spec: RunSpec = SPEC, **changes: Any) -> Commitment:
+    """An honest commitment of a seated peer that made all its steps."""
+    seat = ledger.seat_of(peer)
+    steps = changes.pop("steps", spec.work.h)
+    made = Commitment(
+        plan=plan,
+        root=tagged_hash("delta", peer.encode(), ledger.head),
+        norms=(1.0,) * policy.grid(spec).n_chunks,
+        steps=steps,
+        tokens=steps * spec.work.batch_tokens,
+        used=leases.prefix(seat.ranges, steps) if seat else (),
+        sum_lr=steps * spec.inner.lr,
+        inner_loss=2.5,
+    )
+    return replace(made, **changes)
+
+
+def evidence_of(
+    ledger: Ledger,
+    n: int,
+    spec: RunSpec = SPEC,
+    *,
+    reducers: Sequence[PeerId] = (),
+    attempt: int = 0,
+    leader: PeerId = COORDINATOR,
+    **changed: Commitment | None,
+) -> Evidence:
+    """What an exchange of n seated peers leaves. `changed`: a peer's commitment, or None for none."""
+    senders = PEERS[:n]
+    reducing = sorted(reducers or senders)
+    plan = plan_for(
+        ledger,
+        spec,
+        attempt=attempt,
+        leader=leader,
+        senders=dict.fromkeys(senders, 1),
+        reducers=dict.fromkeys(reducing, 1),
+    )
+    hash_ = plan_hash(REGISTRY.encode(plan))
+    commitments = {peer: commitment(ledger, peer, hash_, spec) for peer in senders}
+    for name, other in changed.items():
+        if other is None:
+            del commitments[PeerId(name)]
+        else:
+            commitments[PeerId(name)] = replace(other, plan=hash_)
+    return dealt(plan, hash_, commitments, reducing, ledger, spec)
+
+
+def dealt(
+    plan: Plan,
+    hash_: bytes,
+    commitments: dict[PeerId, Commitment],
+    reducers: Sequence[PeerId],
+    ledger: Ledger,
+    spec: RunSpec,
+) -> Evidence:
+    """The evidence of a plan, once its commitments have been dealt and reduced."""
+    excluded = policy.excluded(commitments, {seat.peer: seat for seat in ledger.seats}, spec)
+    deal = Deal(
+        plan=hash_,
+        number=0,
+        commitments=tuple(REGISTRY.seal(peer, commitments[peer]) for peer in sorted(commitments)),
+        excluded=tuple(Excluded(peer, excluded[peer]) for peer in sorted(excluded)),
+        bandwidths=proposing.bandwidths(ledger, reducers),
+    )
+    bare = Evidence(plan, hash_, deal, commitments, {})
+    return replace(bare, results=results_of(bare, spec))
+
+
+def results_of(evidence: Evidence, spec: RunSpec = SPEC) -> dict[PeerId, Results]:
+    """What honest reducers report."""
+    included = evidence.included()
+    if not included:
+        return {}
+    roots = {str(peer): item.root for peer, item in included.items()}
+    name = set_hash(evidence.plan_hash, evidence.deal.number, roots)
+    lines = proposing.lines_of(evidence, spec)
+    results: dict[PeerId, Results] = {}
+    for peer in sorted({peer for line in lines for peer in line[: evidence.plan.replicas]}):
+        mine = [chunk for chunk, line in enumerate(lines) if peer in line[: evidence.plan.replicas]]
+        listed = tuple(ChunkResult(chunk, tagged_hash("result", bytes([chunk]), name), 0.5) for chunk in mine)
+        results[peer] = Results(evidence.plan_hash, name, listed, 100.0)
+    return results
+
+
+def body_of(
+    ledger: Ledger,
+    evidence: Evidence,
+    spec: RunSpec = SPEC,
+    *,
+    left: Sequence[PeerId] = (),
+    seats: Sequence[PeerId] = (),
+) -> Body:
+    """The body that an honest leader makes of an exchange."""
+    return build_body(
+        ledger,
+        spec,
+        COORDINATOR,
+        attempt=evidence.plan.attempt,
+        leader=evidence.plan.leader,
+        evidence=evidence,
+        reason=policy.refused(spec, len(evidence.included())),
+        seated=seats or [peer for peer in PEERS[: len(ledger.seats)] if peer not in left],
+        left=left,
+    )

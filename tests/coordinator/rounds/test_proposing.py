@@ -1,0 +1,368 @@
+"""What a voter compares: an honest body passes, and a change of any field of body or evidence does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from coordinator.rounds import policy, proposing
+from coordinator.rounds.proposing import Evidence, batches_of, build_body, evidence_faults
+from coordinator.rounds.voter import body_faults
+from protos.messages import (
+    Bandwidth,
+    Body,
+    Excluded,
+    MemberEntry,
+    Outcome,
+    PeerId,
+    PlanMember,
+    Range,
+    ReducerEntry,
+    Seat,
+    Standing,
+    StandingChange,
+)
+from protos.runspec import MembershipSpec, RuleSpec, RunSpec
+from tests.coordinator.rounds.cases import (
+    COORDINATOR,
+    NO_HASH,
+    PEERS,
+    SPEC,
+    after,
+    beginning,
+    body_of,
+    commitment,
+    empty_body,
+    evidence_of,
+    results_of,
+    seated,
+)
+from tests.sim.options import sim_spec
+
+LEDGER = seated(3)
+EVIDENCE = evidence_of(LEDGER, 3)
+BODY = body_of(LEDGER, EVIDENCE)
+HASHES = proposing.result_hashes(EVIDENCE, SPEC)
+
+
+def faults(body: Body, evidence: Evidence | None = EVIDENCE, hashes: tuple[bytes, ...] = HASHES) -> list[str]:
+    return body_faults(body, evidence, hashes, LEDGER, SPEC, COORDINATOR)
+
+
+def test_an_honest_body_has_no_faults() -> None:
+    assert faults(BODY) == []
+    assert (BODY.outcome, BODY.reason) == (Outcome.COMMITTED, "")
+    assert [entry.counted for entry in BODY.members] == [True] * 3
+    assert batches_of(BODY) == 12
+    assert BODY.returned == ()
+    assert sum(entry.n_chunks for entry in BODY.reducers) == 3
+    assert BODY.aggregate_norm == pytest.approx(1.5**0.5)
+
+
+OTHER: dict[str, Any] = {
+    "run": PeerId("another"),
+    "epoch": 1,
+    "round": 3,
+    "previous": NO_HASH,
+    "attempt": 1,
+    "leader": PEERS[0],
+    "spec_revision": 2,
+    "fragment": Range(0, 1),
+    "tau": 1,
+    "anchor_digest": NO_HASH,
+    "outcome": Outcome.EMPTY,
+    "reason": "because",
+    "members": BODY.members[:2],
+    "reducers": (ReducerEntry(PEERS[0], 3, 1.0),),
+    "rule": "median",
+    "f": 1,
+    "fallback": "median",
+    "degraded": "",
+    "codec": "fp32",
+    "results_root": NO_HASH,
+    "clip_factor": 0.5,
+    "aggregate_norm": 0.0,
+    "numerics_version": 2,
+    "h": 5,
+    "lr": 1.0,
+    "outer_lr": 0.1,
+    "outer_momentum": 0.1,
+    "returned": (Range(0, 1),),
+    "standing": (StandingChange(PEERS[0], Standing.BANNED, ""),),
+    "orders": (b"order",),
+    "seats": (*BODY.seats[:2], Seat(PEERS[2], (Range(100, 4),), 1)),
+    "voters": BODY.voters[1:],
+    "ledger_hash": NO_HASH,
+}
+
+
+def test_every_field_of_a_body_is_tampered_with_below() -> None:
+    assert set(OTHER) == {field.name for field in fields(Body)}
+
+
+@pytest.mark.parametrize("name", sorted(OTHER))
+def test_a_changed_field_is_refused(name: str) -> None:
+    assert getattr(BODY, name) != OTHER[name]
+    assert faults(replace(BODY, **{name: OTHER[name]}))
+
+
+MEMBER: dict[str, Any] = {
+    "peer": PEERS[9],
+    "counted": False,
+    "reason": "late",
+    "steps": 3,
+    "tokens": 1,
+    "weight": 1.0,
+    "used": (),
+    "commitment_root": NO_HASH,
+    "delta_norm": 0.0,
+    "sum_lr": 0.0,
+    "inner_loss": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", sorted(MEMBER))
+def test_a_changed_entry_of_a_member_is_refused(name: str) -> None:
+    assert set(MEMBER) == {field.name for field in fields(MemberEntry)}
+    entry = replace(BODY.members[0], **{name: MEMBER[name]})
+    assert faults(replace(BODY, members=(entry, *BODY.members[1:])))
+
+
+@pytest.mark.parametrize(
+    "seats",
+    [
+        (Seat(PEERS[0], (Range(12, 12),), 1),),
+        tuple(replace(seat, batch_scale=2) for seat in BODY.seats),
+        (*BODY.seats, BODY.seats[0]),
+        tuple(reversed(BODY.seats)),
+        (replace(BODY.seats[0], ranges=(Range(0, 4),)), *BODY.seats[1:]),
+        (replace(BODY.seats[0], ranges=(Range(12, 2),)), *BODY.seats[1:]),
+    ],
+    ids=["greedy", "scaled", "doubled", "out of order", "used batches", "short"],
+)
+def test_seats_that_policy_does_not_give(seats: tuple[Seat, ...]) -> None:
+    assert faults(replace(BODY, seats=seats))
+
+
+def test_a_leader_may_choose_whom_it_seats_and_say_who_left() -> None:
+    fewer = body_of(LEDGER, EVIDENCE, seats=PEERS[1:3], left=[PEERS[0]])
+    assert faults(fewer) == []
+    assert fewer.voters == (*PEERS[1:3], COORDINATOR)
+    more = body_of(LEDGER, EVIDENCE, seats=[*PEERS[:3], PEERS[7]])
+    assert faults(more) == []
+    assert [seat.peer for seat in more.seats] == [*PEERS[:3], PEERS[7]]
+
+
+def test_a_voter_with_a_seat_is_not_dropped() -> None:
+    dropped = body_of(LEDGER, EVIDENCE, seats=PEERS[:3], left=[PEERS[0]])
+    assert "voters is not what the round's evidence makes it" in faults(dropped)
+
+
+def test_bodies_come_with_their_evidence() -> None:
+    assert faults(BODY, None, ()) != []
+    assert faults(BODY, None, HASHES) == ["an empty round has no results"]
+    assert faults(BODY, EVIDENCE, HASHES[:2]) == ["the result hashes are not those that the reducers signed"]
+    assert faults(BODY, EVIDENCE, (NO_HASH, *HASHES[1:])) == [
+        "the result hashes are not those that the reducers signed"
+    ]
+    assert faults(empty_body(LEDGER, PEERS[:3]), EVIDENCE)
+
+
+def test_an_empty_round_keeps_the_anchor_returns_everything_and_has_a_reason() -> None:
+    body = empty_body(LEDGER, PEERS[:3])
+    assert body_faults(body, None, (), LEDGER, SPEC, COORDINATOR) == []
+    assert body.returned == (Range(0, 12),)
+    assert body.results_root == NO_HASH
+    assert after(LEDGER, body).voters == LEDGER.voters
+    silent = replace(body, reason="")
+    assert body_faults(silent, None, (), LEDGER, SPEC, COORDINATOR) == ["an empty round without a reason"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("rule", ["mean", "median"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_honest_bodies_of_other_runs(n: int, rule: str, replicas: int) -> None:
+    spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule, f_max=1, replicas=replicas))
+    ledger = seated(n, spec)
+    for _ in range(2):
+        evidence = evidence_of(ledger, n, spec)
+        body = body_of(ledger, evidence, spec)
+        hashes = proposing.result_hashes(evidence, spec)
+        assert body_faults(body, evidence, hashes, ledger, spec, COORDINATOR) == []
+        ledger = after(ledger, body)
+    assert ledger.n_committed == 2
+
+
+def test_partial_work_absence_and_exclusion_are_in_the_books() -> None:
+    some = commitment(LEDGER, PEERS[0], NO_HASH, steps=1, norms=(0.3,) * 3)
+    wrong = commitment(LEDGER, PEERS[1], NO_HASH, tokens=1)
+    ledger = seated(4)
+    evidence = evidence_of(ledger, 4, peer00=some, peer01=wrong, peer02=None)
+    body = body_of(ledger, evidence)
+    assert body_faults(
+        body, evidence, proposing.result_hashes(evidence, SPEC), ledger, SPEC, COORDINATOR
+    ) == []  # fmt: skip
+    by_peer = {entry.peer: entry for entry in body.members}
+    assert (by_peer[PEERS[0]].counted, by_peer[PEERS[0]].used) == (True, (Range(0, 1),))
+    assert by_peer[PEERS[1]].reason == "1 tokens claimed for 4 batches"
+    assert by_peer[PEERS[2]].reason == "no commitment in time"
+    assert (by_peer[PEERS[1]].used, by_peer[PEERS[1]].weight) == ((), 0.0)
+    assert body.returned == (Range(1, 11),)
+    assert body.voters == (PEERS[0], PEERS[1], PEERS[3], COORDINATOR)  # who signed, counted or not
+    assert after(ledger, body).tokens == 5 * 8
+
+
+def test_a_norm_that_overflows_is_out_and_can_be_written_down() -> None:
+    huge = commitment(LEDGER, PEERS[0], NO_HASH, norms=(1.7e308,) * 3)
+    evidence = evidence_of(LEDGER, 3, peer00=huge)
+    body = body_of(LEDGER, evidence)
+    entry = body.members[0]
+    assert (entry.counted, entry.reason, entry.delta_norm) == (False, "a norm that no values have", 0.0)
+
+
+# -- evidence --------------------------------------------------------------------------------------------------------
+
+
+def with_plan(**changes: Any) -> Evidence:
+    return replace(EVIDENCE, plan=replace(EVIDENCE.plan, **changes))
+
+
+def with_deal(**changes: Any) -> Evidence:
+    return replace(EVIDENCE, deal=replace(EVIDENCE.deal, **changes))
+
+
+def with_results(peer: PeerId, **changes: Any) -> Evidence:
+    results = dict(EVIDENCE.results)
+    results[peer] = replace(results[peer], **changes)
+    return replace(EVIDENCE, results=results)
+
+
+REDUCER = next(iter(EVIDENCE.results))
+FIRST = EVIDENCE.results[REDUCER].results[0]
+MEMBERS = EVIDENCE.plan.members
+
+
+@pytest.mark.parametrize(
+    ("evidence", "why"),
+    [
+        (with_plan(run=PeerId("another")), "another round"),
+        (with_plan(epoch=1), "another round"),
+        (with_plan(round=3), "another round"),
+        (with_plan(previous=NO_HASH), "another head"),
+        (with_plan(anchor_digest=NO_HASH), "another head"),
+        (with_plan(spec_revision=2), "another head"),
+        (with_plan(codec="fp32"), "codec or replicas"),
+        (with_plan(replicas=2), "codec or replicas"),
+        (with_plan(fragment=Range(0, 7)), "fragment"),
+        (with_plan(tau=1), "fragment"),
+        (with_plan(privatise="noise"), "fragment"),
+        (with_plan(rule="median"), "the plan's rule"),
+        (with_plan(f=1), "the plan's rule"),
+        (with_plan(fallback="median"), "the plan's rule"),
+        (with_plan(degraded=""), "the plan's rule"),
+        (with_plan(members=MEMBERS[::-1]), "not in order"),
+        (with_plan(members=(*MEMBERS, MEMBERS[-1])), "not in order"),
+        (with_plan(members=MEMBERS[:2]), "someone not planned"),
+        (with_plan(members=(replace(MEMBERS[0], sender=False), *MEMBERS[1:])), "someone not planned"),
+        (with_plan(members=tuple(replace(m, reducer=False) for m in MEMBERS)), "not planned ones"),
+        (with_deal(plan=NO_HASH), "another plan"),
+        (with_deal(excluded=(Excluded(PEERS[0], "unloved"),)), "gate"),
+        (with_deal(bandwidths=()), "not planned ones"),
+        (with_deal(bandwidths=EVIDENCE.deal.bandwidths[::-1]), "not planned ones"),
+        (with_deal(bandwidths=(Bandwidth(PEERS[9], 0.0),)), "not planned ones"),
+        (with_deal(bandwidths=tuple(replace(b, kib_s=5.0) for b in EVIDENCE.deal.bandwidths)), "measured"),
+        (with_deal(number=1), "another set"),
+        (replace(EVIDENCE, plan_hash=NO_HASH), "another plan"),
+        (replace(EVIDENCE, commitments={}), "nobody is included"),
+        (with_results(REDUCER, plan=NO_HASH), "another set"),
+        (with_results(REDUCER, set_hash=NO_HASH), "another set"),
+        (with_results(REDUCER, results=()), "not for the chunks dealt"),
+        (with_results(REDUCER, results=(replace(FIRST, chunk=7),)), "not for the chunks dealt"),
+        (with_results(REDUCER, results=(replace(FIRST, norm_sq=2.0),)), "longer than any contribution"),
+        (with_results(REDUCER, results=(replace(FIRST, norm_sq=float("nan")),)), "longer than any contribution"),
+        (replace(EVIDENCE, results={}), "3 chunks have no result"),
+    ],
+)
+def test_evidence_that_is_none(evidence: Evidence, why: str) -> None:
+    assert any(why in fault for fault in evidence_faults(evidence, LEDGER, SPEC))
+    assert body_faults(BODY, evidence, HASHES, LEDGER, SPEC, COORDINATOR)
+
+
+def test_plans_name_every_member_once() -> None:
+    assert [member.peer for member in MEMBERS] == PEERS[:3]
+    assert isinstance(MEMBERS[0], PlanMember)
+
+
+def test_replicas_must_agree() -> None:
+    spec = sim_spec(n_chunks=3, rule=RuleSpec(replicas=2))
+    ledger = seated(3, spec)
+    evidence = evidence_of(ledger, 3, spec)
+    assert evidence_faults(evidence, ledger, spec) == []
+    results = dict(evidence.results)
+    peer, mine = next((peer, item) for peer, item in results.items() if item.results)
+    results[peer] = replace(mine, results=(replace(mine.results[0], hash=NO_HASH), *mine.results[1:]))
+    found = evidence_faults(replace(evidence, results=results), ledger, spec)
+    assert any("replicas differ" in fault for fault in found)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_how_long_a_result_may_be(rule: str) -> None:
+    spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule, f_max=1))
+    ledger = seated(3, spec)
+    evidence = evidence_of(ledger, 3, spec)
+    limit = proposing.result_norm_limit(evidence.included(), 0, rule)
+    assert limit == pytest.approx(1.02 * (2**0.5 if rule == "median" else 1.0))
+    for factor, fine in ((0.999, True), (1.001, False)):
+        results = {
+            peer: replace(
+                item,
+                results=tuple(replace(result, norm_sq=(factor * limit) ** 2) for result in item.results),
+            )
+            for peer, item in results_of(evidence, spec).items()
+        }
+        assert (evidence_faults(replace(evidence, results=results), ledger, spec) == []) is fine
+
+
+def test_a_body_that_can_not_be_built_is_refused() -> None:
+    overlapping = replace(BODY, seats=(Seat(PEERS[0], (Range(0, 4),), 1), Seat(PEERS[0], (Range(0, 4),), 1)))
+    assert faults(overlapping)
+
+
+def test_a_run_that_refuses_degraded_rounds() -> None:
+    spec: RunSpec = sim_spec(n_chunks=3, rule=RuleSpec(degraded=False), membership=MembershipSpec())
+    ledger = seated(2, spec)
+    evidence = evidence_of(ledger, 2, spec)
+    committed = build_body(
+        ledger,
+        spec,
+        COORDINATOR,
+        attempt=0,
+        leader=COORDINATOR,
+        evidence=evidence,
+        reason="",
+        seated=PEERS[:2],
+        left=(),
+    )
+    assert body_faults(committed, evidence, proposing.result_hashes(evidence, spec), ledger, spec, COORDINATOR)
+    reason = policy.refused(spec, 2)
+    empty = build_body(
+        ledger,
+        spec,
+        COORDINATOR,
+        attempt=0,
+        leader=COORDINATOR,
+        evidence=None,
+        reason=reason,
+        seated=PEERS[:2],
+        left=(),
+    )
+    assert body_faults(empty, None, (), ledger, spec, COORDINATOR) == []
+
+
+def test_the_first_round_seats_whoever_the_leader_names() -> None:
+    ledger = beginning()
+    body = empty_body(ledger, PEERS[:3])
+    assert body_faults(body, None, (), ledger, SPEC, COORDINATOR) == []
+    assert body.voters == (*PEERS[:3], COORDINATOR)
