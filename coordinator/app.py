@@ -152,6 +152,7 @@ async def _leader(
         now=clock.now(),
         coordinator=identity.peer,
         opened=recovered.opened,
+        epoch=recovered.epoch,
         voter=Voter(identity.peer, promise),
         voter_body=decode(Body, promise.proposal.body) if promise is not None and promise.proposal else None,
         relay=options.relay,

@@ -54,7 +54,8 @@ class Recovered:
     commit: Commit
     body: Body
     ledger: Ledger
-    opened: int  # highest attempt opened in the current round, -1: none
+    epoch: int  # the latest that this leader has opened for the current round, or the head's
+    opened: int  # highest attempt opened in the current round of that epoch, -1: none
     promise: Promise | None  # own voter record, of the current round or an earlier one
     paused: bool
     run_time_s: float  # the latest instant of the run's clock that the journal knows
@@ -247,9 +248,13 @@ class Journal:
             stored = connection.execute(
                 select(database.ledgers.c.content).where(database.ledgers.c.hash == head.hash)
             ).scalar()
+            epoch = connection.execute(
+                select(func.max(database.opened.c.epoch)).where(database.opened.c.round == body.round + 1)
+            ).scalar()
+            epoch = body.epoch if epoch is None else max(body.epoch, int(epoch))
             opened = connection.execute(
                 select(func.max(database.opened.c.attempt)).where(
-                    database.opened.c.epoch == body.epoch, database.opened.c.round == body.round + 1
+                    database.opened.c.epoch == epoch, database.opened.c.round == body.round + 1
                 )
             ).scalar()
             promise = connection.execute(
@@ -270,6 +275,7 @@ class Journal:
             commit=commit,
             body=body,
             ledger=self._ledger(stored, body, bytes.fromhex(head.hash), commit.digest),
+            epoch=epoch,
             opened=-1 if opened is None else int(opened),
             promise=None if promise is None else self._decoded(Promise, promise),
             paused=order == "pause",

@@ -56,6 +56,14 @@ class Ledger:
     def at(self, head: bytes, digest: bytes) -> Ledger:
         return replace(self, head=head, digest=digest)
 
+    def in_epoch(self, epoch: int, coordinator: PeerId) -> Ledger:
+        """These books as the next round of a later epoch starts from them: with the coordinator as the only voter.
+
+        The coordinator opens an epoch when a quorum is lost for good. What follows is judged by these books; folding a
+        body of that epoch into them or into the ones before gives the same.
+        """
+        return replace(self, epoch=epoch, voters=(coordinator,))
+
     def to_bytes(self) -> bytes:
         """Canonical JSON of all but head and digest."""
         content: dict[str, Any] = asdict(self)

@@ -82,6 +82,8 @@ class Phases(RoundState):
         if self._news:
             yield self._relay_at
         if self.phase is Phase.TRAIN:
+            if self._quorum_lost_at is not None:
+                yield self._epoch_opens_at(self._quorum_lost_at)
             yield self._retry_at
             yield self._train_ends_at()
         elif self._attempt is not None:
@@ -100,7 +102,10 @@ class Phases(RoundState):
             return self._wait("a moment to pass after a failed attempt")
         roll = self._roll(now)
         if absent := roll.absent_voters(self.me, self._coordinator):
-            return self._wait(f"voters for a quorum: {named(absent)}")
+            return self._without_quorum(absent, now)
+        self._quorum_lost_at = None
+        if self.ledger.seats and self.ledger.voters == (self._coordinator,):
+            return self._begin_epoch(now)
         if not self.ledger.seats:
             wanted = self._start_needs()
             if len(self.members) < wanted or len(roll.holders()) < wanted:
@@ -124,6 +129,28 @@ class Phases(RoundState):
             self._out_senders = set()  # blamed or not, without them there is no round
             return self._train(now)
         return self._wait(f"contributors: {n_here} of {wanted}")
+
+    def _without_quorum(self, absent: Collection[PeerId], now: Instant) -> list[Effect] | None:
+        """Wait for voters; when they stay away for good, the coordinator opens an epoch, never without a holder."""
+        if self._quorum_lost_at is None:
+            self._quorum_lost_at = now
+        if now < self._epoch_opens_at(self._quorum_lost_at) or self.me != self._coordinator:
+            return self._wait(f"voters for a quorum: {named(absent)}")
+        if not self._roll(now).seatable():
+            return self._wait(f"voters for a quorum: {named(absent)}, or a member that holds the state")
+        self.ledger = self.ledger.in_epoch(self.ledger.epoch + 1, self._coordinator)
+        self._next_number, self._left, self._bodies = self._first_number, {}, {}
+        told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {named(absent)}"
+        return [Say(f"{told}: epoch {self.ledger.epoch} is opened"), *(self._train(now) or [])]
+
+    def _begin_epoch(self, now: Instant) -> list[Effect] | None:
+        """The first commit of an opened epoch is an empty one, by the coordinator alone: it seats who is here."""
+        if not self._roll(now).seatable():
+            return self._wait("a member that holds the state")
+        return self._open_attempt(f"epoch {self.ledger.epoch} was opened: a quorum was lost", now)
+
+    def _epoch_opens_at(self, lost_at: Instant) -> Instant:
+        return Instant(lost_at + self.spec.deadlines.minority_wait_s)
 
     def _start_needs(self) -> int:
         membership = self.spec.membership

@@ -38,6 +38,7 @@ class RoundState:
         opened: the highest attempt number that this leader has used in the round after the head, from its journal.
         voter: this leader's own voter, with its record from the journal.
         voter_body: the opened body of that record's proposal, if it has one.
+        epoch: an epoch that this leader has opened after the head, from its journal; the head's own if it opened none.
         relay: whether members' address records are passed on to the others.
     """
 
@@ -54,6 +55,7 @@ class RoundState:
         opened: int = -1,
         voter: Voter,
         voter_body: Body | None = None,
+        epoch: int = 0,
         relay: bool = True,
     ) -> None:
         self.me, self.spec, self.ledger, self.commit = me, spec, ledger, commit
@@ -62,6 +64,9 @@ class RoundState:
         self.members = Members(spec.deadlines, now)
         self.phase = Phase.TRAIN
         self._ledger_bytes = ledger.to_bytes()
+        if epoch > ledger.epoch:
+            self.ledger = ledger.in_epoch(epoch, coordinator)
+        self._quorum_lost_at: Instant | None = None
         self._seats: dict[PeerId, Seat] = {seat.peer: seat for seat in ledger.seats}
         self._attempt: Attempt | None = None
         self._first_number = 0 if me == coordinator else 1  # number 0 is the coordinator's, who needs no promises
@@ -100,7 +105,7 @@ class RoundState:
         self._round_began_at = self._retry_at = now
         self._failed, self._left, self._digests, self._bodies = [], {}, {}, {}
         self._out_senders, self._out_reducers = set(), set()
-        self._awaited = None
+        self._awaited = self._quorum_lost_at = None
         self._voter.moved()
         self.members.next_round(now)
         self._enter(Phase.TRAIN)

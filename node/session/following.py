@@ -118,7 +118,9 @@ class Following:
             self._commit, self._after = newest, self._newest_ledger
             return self._apply_or_verify()
         hash_ = hashes.body_hash(commit.body)
-        fault = certificate_faults(newest.signed, hash_, commit.digest, commit.attempt, held, self._coordinator)
+        # An epoch that the coordinator opened after the held state: its first commit is the coordinator's alone.
+        books = held if body.epoch <= held.epoch else held.in_epoch(body.epoch, self._coordinator)
+        fault = certificate_faults(newest.signed, hash_, commit.digest, commit.attempt, books, self._coordinator)
         try:
             after = self._folded(held, newest)
         except LedgerError as error:

@@ -84,7 +84,8 @@ class LeaderProcess(Process):
         self.lines = {}
         commit, head = self.journal.commits[-1]
         ledger = self.world.chain.ledgers[head]
-        here = (ledger.epoch, ledger.round + 1)
+        opened = [entry for entry in self.journal.opened if entry.round == ledger.round + 1]
+        epoch = max([ledger.epoch, *(entry.epoch for entry in opened)])
         promise = self.journal.promise
         proposal = promise.proposal if promise is not None else None
         self.rounds = self.world.rounds_type(
@@ -95,7 +96,8 @@ class LeaderProcess(Process):
             self.sealer,
             now=self.now(),
             coordinator=self.world.coordinator,
-            opened=max((o.attempt for o in self.journal.opened if (o.epoch, o.round) == here), default=-1),
+            opened=max((entry.attempt for entry in opened if entry.epoch == epoch), default=-1),
+            epoch=epoch,
             voter=self.world.voter_type(self.name, promise),
             voter_body=self.world.registry.decode(Body, proposal.body) if proposal is not None else None,
             relay=self.world.options.relay,

@@ -12,28 +12,20 @@ from coordinator.rounds import leases, policy
 from coordinator.rounds.ledger import Ledger
 from node.session import events as ev
 from node.session.machine import Session
-from protos.hashes import body_hash, plan_hash
+from protos.hashes import body_hash
 from protos.messages import (
-    AttemptFailed,
     Body,
     ChunkResult,
     Commit,
-    Commitment,
-    Deal,
-    Goodbye,
     Hello,
     Lack,
     Leave,
     Missing,
     Outcome,
     PeerId,
-    Plan,
-    Prepare,
     Promise,
-    Propose,
     Range,
     Record,
-    Records,
     Results,
     Signed,
     Vote,
@@ -42,6 +34,7 @@ from protos.messages import (
 from tests.fakes.sealer import FakeSealer
 from tests.sim.chain import Violated, check_record
 from tests.sim.network import TO_LEADER, Line
+from tests.sim.opening import opened
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -202,69 +195,8 @@ class MemberProcess(Process):
             line.welcomed = True
         elif not line.welcomed:
             return
-        if (event := self._opened(message, line.leader.name)) is not None:
+        if (event := opened(self.world, message, line.leader.name)) is not None:
             self.decide(event)
-
-    def _opened(self, message: object, leader: PeerId) -> ev.Event | None:
-        registry = self.world.registry
-        match message:
-            case Welcome(_, commit):
-                body = registry.decode(Body, commit.body)
-                ledger = self.world.ledger_of(commit, message.ledger)
-                return ev.LineUp(message, body, ledger, self._signed(commit))
-            case Commit():
-                body = registry.decode(Body, message.body)
-                hash_ = self.world.chain.commit(message, body)
-                return ev.CommitHeard(message, body, hash_, self._signed(message))
-            case AttemptFailed(epoch, round_, attempt, reason):
-                return ev.AttemptOver(epoch, round_, attempt, reason)
-            case Goodbye():
-                return ev.SaidGoodbye(message)
-            case Records():
-                return None
-            case Signed(envelope):
-                signer, opened = registry.open(envelope)
-                if signer != leader:
-                    raise Violated(f"{leader} passes on what {signer} signed")
-                event = self.world.opened.get(envelope)
-                if event is None:
-                    event = self.world.opened[envelope] = self._opened_signed(opened, envelope)
-                return event
-            case _:
-                raise Violated(f"{leader} says {message}")
-
-    def _opened_signed(self, message: object, envelope: bytes) -> ev.Event:
-        match message:
-            case Plan():
-                return ev.Planned(message, plan_hash(self.world.registry.encode(message)), envelope)
-            case Deal():
-                return ev.Dealt(message, envelope, self._commitments(message))
-            case Prepare():
-                return ev.Prepared(message)
-            case Propose():
-                return self._proposed(message)
-            case _:
-                raise Violated(f"a leader signs {message}")
-
-    def _proposed(self, propose: Propose) -> ev.Proposed:
-        registry, proposal = self.world.registry, propose.proposal
-        body = registry.decode(Body, proposal.body)
-        hash_ = body_hash(proposal.body)
-        if not proposal.plan:
-            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {})
-        (planner, plan), (dealer, deal) = registry.opened(Plan, proposal.plan), registry.opened(Deal, proposal.deal)
-        if not planner == dealer == body.leader:
-            raise Violated("a proposal of several leaders")
-        hash_of_plan = plan_hash(registry.encode(plan))
-        results = dict(registry.opened(Results, envelope) for envelope in proposal.results)
-        return ev.Proposed(propose, body, hash_, plan, hash_of_plan, deal, self._commitments(deal), results)
-
-    def _commitments(self, deal: Deal) -> dict[PeerId, Commitment]:
-        return dict(self.world.registry.opened(Commitment, envelope) for envelope in deal.commitments)
-
-    def _signed(self, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:
-        opened = [self.world.registry.open(envelope) for envelope in commit.votes]
-        return tuple((signer, message) for signer, message in opened if isinstance(message, Vote | Leave))
 
     # -- effects ----------------------------------------------------------------------------------------------
 
@@ -312,13 +244,13 @@ class MemberProcess(Process):
 
     def _tell(self, message: object) -> None:
         if isinstance(message, Signed):
-            signer, opened = self.world.registry.open(message.envelope)
+            signer, sealed = self.world.registry.open(message.envelope)
             if signer != self.name:
                 raise Violated(f"{self.name} tells what {signer} signed")
-            if isinstance(opened, Promise | Leave | Vote):
-                check_record(self.disk.record, opened, self.name)
-            if isinstance(opened, Vote):
-                self.world.chain.vote(self.name, opened)
+            if isinstance(sealed, Promise | Leave | Vote):
+                check_record(self.disk.record, sealed, self.name)
+            if isinstance(sealed, Vote):
+                self.world.chain.vote(self.name, sealed)
         for line in self.lines.values():
             if line.welcomed:
                 self.world.send(line, TO_LEADER, message)

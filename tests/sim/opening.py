@@ -1,0 +1,97 @@
+"""What a leader says, opened for a member: as its driver does it, against the registry instead of signatures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from node.session import events as ev
+from protos.hashes import body_hash, plan_hash
+from protos.messages import (
+    AttemptFailed,
+    Body,
+    Commit,
+    Commitment,
+    Deal,
+    Goodbye,
+    Leave,
+    PeerId,
+    Plan,
+    Prepare,
+    Propose,
+    Records,
+    Results,
+    Signed,
+    Vote,
+    Welcome,
+)
+from tests.sim.chain import Violated
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+def opened(world: World, message: object, leader: PeerId) -> ev.Event | None:
+    """The event that a member's driver makes of what a leader says; None for what is no matter of the session."""
+    registry = world.registry
+    match message:
+        case Welcome(_, commit):
+            body = registry.decode(Body, commit.body)
+            ledger = world.ledger_of(commit, message.ledger)
+            return ev.LineUp(message, body, ledger, _signed(world, commit))
+        case Commit():
+            body = registry.decode(Body, message.body)
+            hash_ = world.chain.commit(message, body)
+            return ev.CommitHeard(message, body, hash_, _signed(world, message))
+        case AttemptFailed(epoch, round_, attempt, reason):
+            return ev.AttemptOver(epoch, round_, attempt, reason)
+        case Goodbye():
+            return ev.SaidGoodbye(message)
+        case Records():
+            return None
+        case Signed(envelope):
+            signer, signed = registry.open(envelope)
+            if signer != leader:
+                raise Violated(f"{leader} passes on what {signer} signed")
+            event = world.opened.get(envelope)
+            if event is None:
+                event = world.opened[envelope] = _signed_event(world, signed, envelope)
+            return event
+        case _:
+            raise Violated(f"{leader} says {message}")
+
+
+def _signed_event(world: World, message: object, envelope: bytes) -> ev.Event:
+    match message:
+        case Plan():
+            return ev.Planned(message, plan_hash(world.registry.encode(message)), envelope)
+        case Deal():
+            return ev.Dealt(message, envelope, _commitments(world, message))
+        case Prepare():
+            return ev.Prepared(message)
+        case Propose():
+            return _proposed(world, message)
+        case _:
+            raise Violated(f"a leader signs {message}")
+
+
+def _proposed(world: World, propose: Propose) -> ev.Proposed:
+    registry, proposal = world.registry, propose.proposal
+    body = registry.decode(Body, proposal.body)
+    hash_ = body_hash(proposal.body)
+    if not proposal.plan:
+        return ev.Proposed(propose, body, hash_, None, b"", None, {}, {})
+    (planner, plan), (dealer, deal) = registry.opened(Plan, proposal.plan), registry.opened(Deal, proposal.deal)
+    if not planner == dealer == body.leader:
+        raise Violated("a proposal of several leaders")
+    hash_of_plan = plan_hash(registry.encode(plan))
+    results = dict(registry.opened(Results, envelope) for envelope in proposal.results)
+    return ev.Proposed(propose, body, hash_, plan, hash_of_plan, deal, _commitments(world, deal), results)
+
+
+def _commitments(world: World, deal: Deal) -> dict[PeerId, Commitment]:
+    return dict(world.registry.opened(Commitment, envelope) for envelope in deal.commitments)
+
+
+def _signed(world: World, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:
+    opened = [world.registry.open(envelope) for envelope in commit.votes]
+    return tuple((signer, message) for signer, message in opened if isinstance(message, Vote | Leave))
