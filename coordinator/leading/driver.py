@@ -90,6 +90,7 @@ class Driver:
         self._audience = audience
         self._lines: dict[PeerId, Line] = {}
         self._records: dict[PeerId, bytes] = {}
+        self._sequences: dict[PeerId, int] = {}  # of the record that each peer's line was opened with
         self._observing = Observing()
         self._inbox: deque[Inbound | Event | _Stop] = deque()
         self._posted = asyncio.Event()
@@ -196,7 +197,7 @@ class Driver:
             case Renewed(line, record, envelope):
                 if self._is_current(line):
                     self._records[line.peer] = envelope
-                    await self._decide(RecordChanged(line.peer, record))
+                    await self._decide(RecordChanged(line.peer, record, envelope))
             case Observed(line, message):
                 if self._is_current(line):
                     self._note(self._observing.report(line.peer, message, self._ledger))
@@ -213,7 +214,11 @@ class Driver:
         if self._ledger.standing.get(line.peer) is Standing.BANNED:
             line.close(Goodbye("refused", "this peer is banned from the run"))
             return
-        old = self._lines.pop(line.peer, None)
+        old = self._lines.get(line.peer)
+        if old is not None and item.record.sequence < self._sequences[line.peer]:
+            # Its hello was read late: the member has opened the other line since, and this one is dead.
+            line.close(Goodbye("shutdown", "a newer line of this peer is open"))
+            return
         if old is not None:
             # The newer line wins: after a crash the old one may look alive for a while. Two processes with one key
             # take the line from each other, and each is told so.
@@ -221,6 +226,7 @@ class Driver:
             await self._decide(Disconnected(line.peer, "superseded by a newer line"))
         self._lines[line.peer] = line
         self._records[line.peer] = item.envelope
+        self._sequences[line.peer] = item.record.sequence
         self._note(self._observing.hello(line.peer, item.hello))
         await self._decide(Connected(line.peer, item.hello, item.record))
 

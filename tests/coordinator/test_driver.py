@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,9 +156,29 @@ def test_a_newer_line_of_the_same_peer_wins() -> None:
     assert kinds == [Connected, Disconnected, Connected, Heard]
 
 
-def test_a_banned_peer_hears_why() -> None:
-    from dataclasses import replace
+def test_a_hello_that_is_read_late_takes_no_line_away() -> None:
+    lines: list[FakeLine] = []
 
+    async def scene(bench: Bench) -> None:
+        new, late = bench.line(name=" new"), bench.line(name=" late")
+        lines.extend((new, late))
+        hello = arrived(new)
+        bench.driver.post(replace(hello, record=replace(hello.record, sequence=8)))
+        stale = arrived(late)
+        bench.driver.post(replace(stale, record=replace(stale.record, sequence=7)))
+        bench.driver.post(Departed(late, "gone"))
+
+    bench = driven(scene)
+    new, late = lines
+    assert late.goodbye is not None
+    assert late.goodbye.reason == "a newer line of this peer is open"
+    assert new.goodbye is not None
+    assert "the coordinator stops" in new.goodbye.reason, "its line was open to the end"
+    kinds = [type(event) for event, _ in bench.machine.heard if not isinstance(event, Woke)]
+    assert kinds == [Connected]
+
+
+def test_a_banned_peer_hears_why() -> None:
     from protos.messages import Standing
 
     lines: list[FakeLine] = []

@@ -56,9 +56,9 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default"}
 
 
-def simulate(data: Path, *words: str) -> Any:
+def simulate(data: Path, *words: str, limit_s: float = LIMIT_S) -> Any:
     """A whole run in a folder; its JSON document."""
-    return run(*COORDINATOR, "simulate", "--json", "--data", data, *words).document()
+    return run(*COORDINATOR, "simulate", "--json", "--data", data, *words, limit_s=limit_s).document()
 
 
 def ledger(data: Path) -> list[dict[str, Any]]:

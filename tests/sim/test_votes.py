@@ -71,6 +71,13 @@ def test_many_rounds() -> None:
     assert run_all("rounds", range(1_000, 1_500)) > 300
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("family", "n"), [("ballots", 60_000), ("rounds", 5_000)])
+def test_very_many_schedules(family: str, n: int) -> None:
+    assert run_all(family, range(100_000, 100_000 + n)) > n // 4
+
+
 def test_the_same_seed_has_the_same_history() -> None:
     hashes = [run("rounds", 3).trace_hash for _ in range(2)]
     assert hashes[0] == hashes[1]
