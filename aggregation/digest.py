@@ -65,6 +65,21 @@ def merkle_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
     return tuple(path)
 
 
+def merkle_paths(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
+    """Every leaf's `merkle_path`, for one walk up the tree: each alone costs as many hashes as all of them."""
+    level = [_leaf(leaf) for leaf in leaves]
+    paths: list[list[bytes]] = [[] for _ in leaves]
+    height = 0
+    while len(level) > 1:
+        for index, path in enumerate(paths):
+            sibling = index >> height ^ 1
+            if sibling < len(level):
+                path.append(level[sibling])
+        level = _parents(level)
+        height += 1
+    return tuple(tuple(path) for path in paths)
+
+
 def root_from_path(leaf: bytes, index: int, n_leaves: int, path: Sequence[bytes]) -> bytes:
     """The root of the tree in which this leaf has this place and path; raises ValueError for a malformed path."""
     if not 0 <= index < n_leaves:

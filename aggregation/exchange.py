@@ -67,11 +67,16 @@ class CombineFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unable:
+    """This member can't take rows in, as a reducer must: it has no room for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """The time for the exchange is over: say what is missing."""
 
 
-ExchangeEvent = RowArrived | RowBroken | RowChecked | Receipted | Combined | CombineFailed | Expired
+ExchangeEvent = RowArrived | RowBroken | RowChecked | Receipted | Combined | CombineFailed | Unable | Expired
 
 # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +127,7 @@ class ReportResults:
 
 @dataclass(frozen=True, slots=True)
 class ReportMissing:
-    """These rows have not come. None: all are here, but this reducer can't combine them."""
+    """These rows have not come. None: this reducer can't take them in or combine them, and no sender is to blame."""
 
     lacks: tuple[tuple[int, str], ...]  # (chunk, sender)
 
@@ -244,6 +249,10 @@ class Exchange:
                 if chunk in self._combining and chunk not in self._results:
                     self._unable = True
                     return [ReportMissing(())]
+            case Unable():
+                if not self._unable and not self._reported:
+                    self._unable = True
+                    return [ReportMissing(())]
             case Expired():
                 self._expired = True
                 return self._claim()
@@ -292,9 +301,11 @@ class Exchange:
 
     def _claim(self) -> list[ExchangeEffect]:
         """What stands in the way of the results. Nothing is said while all rows are here and being combined."""
+        if self._unable:
+            return [ReportMissing(())]
         lacks = self.lacks()
         if not lacks:
-            return [ReportMissing(())] if self._unable else []
+            return []
         first = {lack[1]: lack for lack in reversed(lacks)}
         named = set(first.values())
         most = sorted(named)[:LACKS_MOST]

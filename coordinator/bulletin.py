@@ -83,6 +83,7 @@ class Bulletin:
         self.val_loss = val_loss
         self.end_reason = ""
         self._watched: dict[str, Restarts] = {}
+        self._writing: asyncio.Future[None] | None = None
 
     def watch(self, name: str, process: Restarts) -> None:
         """Show how often a helper process has been started again."""
@@ -163,9 +164,12 @@ class Bulletin:
 
     async def _finish(self) -> None:
         """Write what still waits; a line that was written too early for its evaluation is put right now."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
         await self._publish(all_of_them=True)
         if self._file.has_gaps:
-            self._file.rewrite(await self.rows())
+            rows = await self.rows()
+            await asyncio.to_thread(self._file.rewrite, rows)
         self._file.close()
 
     async def _publish(self, *, all_of_them: bool) -> None:
@@ -175,7 +179,9 @@ class Bulletin:
         if first is None:
             return
         rows = await self.rows(first - 1)
-        self._file.write(rows, all_of_them=all_of_them)
+        # It waits for the disk. A thread can't be cancelled: `_finish` waits for this one.
+        self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.write, rows, all_of_them=all_of_them))
+        await asyncio.shield(self._writing)
         for row in rows:
             self._tell("round", row)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -39,8 +40,9 @@ def open_display() -> Display:
 
 
 def say_plainly(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)
+    """A line of progress. That nobody can read it, or its file's disk is full, is no reason to stop."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class PlainDisplay:

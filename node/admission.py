@@ -329,8 +329,7 @@ def _remember(folder: Path, info: RunInfo, credentials: Credentials) -> None:
         if not key.exists() or key.read_bytes() != credentials.key:
             # A certificate without its key is asked for anew, so the order of these does not matter.
             key.unlink(missing_ok=True)
-            os.close(os.open(key.with_name(key.name + ".part"), os.O_WRONLY | os.O_CREAT, 0o600))
-            replace_file(key, credentials.key)
+            replace_file(key, credentials.key, private=True)
         replace_file(folder / CERTIFICATE_FILE, credentials.certificate)
         replace_file(folder / CA_FILE, credentials.ca)
         replace_file(folder / RUN_FILE, wire.encode(info))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -230,6 +230,7 @@ class _Node:
             spec.model.layout_digest,
             post=lambda event: driver.post(event),
             say=self._say,
+            step_tokens=spec.work.batch_tokens,
         )
         evaluator = Evaluator(spec, store, supervisor, work, lambda figure: line.say(figure), self._say)
         parts = Parts(
@@ -292,6 +293,7 @@ class _Node:
             post=driver.post,
             learn=whereabouts.learn,
         )
+        line.run_time_s = self._told_run_time
         driver.line = line
 
         async def publish() -> None:
@@ -311,6 +313,7 @@ class _Node:
                     since_s = self._seconds() - session.view().since
                     return status_of(session.view(), run, me, traffic, since_s) | {
                         "trainer_restarts": supervisor.n_restarts,
+                        "trainer_last_end": supervisor.last_end,
                         "data": str(options.data),
                     }
                 case "leave":
@@ -344,7 +347,12 @@ class _Node:
         elif self._display is not None:
             self._display.say(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+    def _told_run_time(self, run_time_s: float) -> None:
+        """A leader's Welcome says the run's time: it may be the first to, or have another clock than the last one."""
+        self._run_offset_s = run_time_s - self._seconds()
 
     def _run_time_s(self) -> float:
         return self._seconds() + self._run_offset_s

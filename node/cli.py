@@ -26,8 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-identity_app = typer.Typer(help="The contributor's key.", no_args_is_help=True)
+identity_app = typer.Typer(help="The contributor's key.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(identity_app, name="identity")
 
 Data = Annotated[Optional[Path], typer.Option("--data", help="This node's folder: key, state, data.")]
@@ -58,17 +59,27 @@ def main() -> None:
 
 
 def run(words: list[str]) -> int:
-    """The exit code of the command in these words."""
+    """The exit code of the command in these words; every error's last line is its cause and remedy."""
     try:
-        app(args=words, prog_name="node")
+        code = app(args=words or ["--help"], prog_name="node", standalone_mode=False)
     except SystemExit as left:
-        return left.code if isinstance(left.code, int) else 0
-    return 0
+        code = left.code
+    except Exception as error:
+        explain = getattr(error, "format_message", None)  # wrong words, as typer's own copy of click has them
+        if explain is None:
+            raise
+        command = next((word for word in words if not word.startswith("-")), "")
+        known = any(
+            command == (each.name or each.callback.__name__) for each in app.registered_commands if each.callback
+        )
+        print(f"{str(explain()).rstrip('.')}; see node {f'{command} ' if known else ''}--help", file=sys.stderr)
+        code = int(getattr(error, "exit_code", 2))
+    return code if isinstance(code, int) else 0
 
 
 @app.command()
 def join(
-    invite: Annotated[str, typer.Argument(help="The line that the coordinator printed.")],
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="The line that the coordinator printed.")],
     data: Data = None,
     device: Annotated[str, typer.Option(help="auto or cpu.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the trainer; 0: all cores.")] = 0,
@@ -83,11 +94,10 @@ def join(
     """Take part until told to leave, or for N rounds."""
 
     def begin() -> Coroutine[Any, Any, str]:
-        from node.app import join as run_node
         from node.config import NodeOptions, read_invite
 
         _check_device(device)
-        parsed = read_invite(invite)
+        parsed = read_invite(invite)  # before anything large is loaded
         options = NodeOptions(
             invite=parsed,
             data=data or default_folder(parsed.run),
@@ -98,6 +108,8 @@ def join(
             rounds=rounds,
             name=name,
         )
+        from node.app import join as run_node
+
         return run_node(options)
 
     print(_run(begin, verbose, parent_pid), file=sys.stderr)
@@ -155,7 +167,7 @@ def status(data: Data = None, as_json: Json = False, verbose: Verbose = False) -
 
 @app.command()
 def pause(data: Data = None, verbose: Verbose = False) -> None:
-    """Stop training until `node resume`; the seat's work so far counts."""
+    """Stop training until `node resume`. Nobody waits: a round that ends meanwhile goes on without this node."""
     _tell("pause", data, verbose)
 
 

@@ -35,7 +35,7 @@ class ControlServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
         port = self._server.sockets[0].getsockname()[1]
         content = json.dumps({"port": port, "secret": self._secret, "pid": os.getpid()})
-        await asyncio.to_thread(replace_file, self._path, content.encode())
+        await asyncio.to_thread(replace_file, self._path, content.encode(), private=True)
 
     async def stop(self) -> None:
         if self._server is not None:

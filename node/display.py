@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.status import Status
@@ -31,8 +32,9 @@ class Display:
         self._said_at_s = seconds()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        """A line that stays. That nobody can read it, or its file's disk is full, is no reason to stop."""
+        with suppress(OSError, SystemExit):  # rich leaves the process where a pipe is broken
+            self._console.print(text, markup=False, soft_wrap=True)
         self._said_at_s = self._seconds()
 
     async def run(self) -> None:
@@ -52,7 +54,8 @@ class Display:
         if key != self._said or self._seconds() - self._said_at_s > LINE_EVERY_S:
             self._said = key
             self.say(describe(view, self._seconds()))
-            sys.stderr.flush()
+            with suppress(OSError, ValueError):
+                sys.stderr.flush()
 
 
 def describe(view: View, now_s: float) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import assert_never
 
 from aggregation.exchange import ExchangeEvent as Happened
-from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
-from node.encoding import Contribution, read_contribution
+from node.encoding import Contribution, make_area, read_contribution
 from node.errors import NodeError
 from node.exchanging import Exchanging
 from node.fetching import Fetcher
@@ -27,7 +26,6 @@ from node.results import ResultsStore
 from node.session import events as ev
 from node.session.machine import Session
 from node.state import StateStore
-from node.training.shared import CodesArea
 from node.training.supervisor import Supervisor
 from node.whereabouts import Whereabouts
 from protos import hashes
@@ -77,6 +75,7 @@ class Driver:
         self.exchanging: Exchanging | None = None
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._data: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self._contribution: Contribution | None = None
         self._stopped: Stopped | None = None
@@ -124,7 +123,9 @@ class Driver:
             case ev.FetchState():
                 self._spawn(self._fetch_state(effect))
             case ev.FetchData(round_, ranges):
-                self._spawn(self._fetch_data(round_, ranges))
+                if self._data is not None:
+                    self._data.cancel()  # an earlier round's, which may have been waiting for long
+                self._data = self._spawn(self._fetch_data(round_, ranges))
             case ev.LoadAnchor() | ev.StartTraining() | ev.PauseTraining() | ev.Encode():
                 self._train(effect)
             case ev.BeginExchange():
@@ -178,9 +179,12 @@ class Driver:
         parts, trainer = self._parts, self._parts.trainer
         if trainer is None:
             return
-        codec, grid = parts.spec.codec, policy.grid(parts.spec)
         path = parts.work / "codes.0"
-        await asyncio.to_thread(CodesArea.create, path, grid, codec.name, codec.block)
+        try:
+            await asyncio.to_thread(make_area, path, parts.spec)
+        except NodeError as error:
+            self.post(ev.EncodeFailed(round_, str(error)))
+            return
         encoded = await trainer.encode(round_, path)
         if encoded is None:
             self.post(ev.EncodeFailed(round_, "the trainer stopped"))
@@ -218,6 +222,7 @@ class Driver:
             return await parts.whereabouts.addresses(peer, min_sequence=sequences.get(peer, 0))
 
         contribution = self._contribution
+        results = await asyncio.to_thread(parts.results.area, plan_hash)  # older ones leave the disk over it
         self.exchanging = Exchanging(
             effect,
             parts.me,
@@ -225,8 +230,8 @@ class Driver:
             parts.sealer,
             admit=lambda sender, chunk, n_bytes: self.session.admit_row(plan_hash, sender, chunk, n_bytes),
             codes=contribution.area if contribution else None,
-            code_roots=contribution.roots if contribution else (),
-            results=parts.results.area(plan_hash),
+            code_paths=contribution.paths if contribution else (),
+            results=results,
             work=parts.work / f"rows.{plan_hash.hex()[:16]}",
             pool=parts.pool,
             peers=parts.peers,
@@ -250,7 +255,10 @@ class Driver:
         self.post(ev.DataReady(round_))
 
     async def _verify(self, effect: ev.Verify) -> None:
-        fault = await self._parts.fetcher.results(effect)
+        try:
+            fault = await self._parts.fetcher.results(effect)
+        except NodeError as error:  # no room on the disk, say
+            fault = str(error)
         if fault:
             self.post(ev.VerifyFailed(effect.body_hash, fault))
             return
@@ -302,10 +310,11 @@ class Driver:
         if began_s is not None:
             self._took_s[what] = self._took_s.get(what, 0.0) + self._parts.seconds() - began_s
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

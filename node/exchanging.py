@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aggregation import codec
-from aggregation.digest import chunk_root, contribution_root_from_path, merkle_path
+from aggregation.digest import chunk_root, contribution_root_from_path
 from aggregation.errors import CodecError, RuleError
 from aggregation.exchange import (
     CheckRow,
@@ -31,10 +31,13 @@ from aggregation.exchange import (
     RowBroken,
     RowChecked,
     SendRows,
+    Unable,
 )
 from aggregation.exchange import ExchangeEvent as Happened
 from aggregation.rules import combine
 from coordinator.rounds import policy
+from node.errors import NodeError
+from node.files import reserve_part
 from node.ports import PeerFailed, Peers
 from node.results import ResultsArea
 from node.session.events import BeginExchange
@@ -78,7 +81,7 @@ class Exchanging:
         begin: the attempt as the session begins it.
         me: this member.
         admit: the exchange's own say on a row, before a byte of it is taken.
-        codes: this member's encoded contribution, and its chunks' roots; None if it has none.
+        codes: this member's encoded contribution, with its chunks' Merkle paths; None if it has none.
         results: where combined chunks are kept and served from.
         work: the file for received rows; removed by `close`.
         where: a peer's addresses.
@@ -96,7 +99,7 @@ class Exchanging:
         *,
         admit: Callable[[str, int, int], str],
         codes: CodesArea | None,
-        code_roots: tuple[bytes, ...],
+        code_paths: tuple[tuple[bytes, ...], ...],
         results: ResultsArea,
         work: Path,
         pool: Executor,
@@ -109,7 +112,7 @@ class Exchanging:
     ) -> None:
         self.plan_hash = begin.plan_hash
         self._begin, self._me, self._spec, self._sealer = begin, me, spec, sealer
-        self._admit, self._codes, self._code_roots, self._results = admit, codes, code_roots, results
+        self._admit, self._codes, self._code_paths, self._results = admit, codes, code_paths, results
         self._pool, self._peers, self._where = pool, peers, where
         self._happened, self._tell, self._failed, self._seconds = happened, tell, failed, seconds
         self._grid = policy.grid(spec)
@@ -121,6 +124,7 @@ class Exchanging:
         self._receipts: dict[tuple[PeerId, int], bytes] = {}
         self._work = work
         self._file: mmap.mmap | None = None
+        self._descriptor = -1
         self._began_s = seconds()
         self._n_received_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,15 +146,24 @@ class Exchanging:
             return ""
         if reason := self._admit(sender, head.chunk, head.n_bytes):
             return reason
-        offset = self._slots.setdefault(key, len(self._slots) * self._slot_bytes())
-        self._rows[key] = _Row(head, offset, head.n_bytes)
+        if key not in self._slots:
+            offset = len(self._slots) * self._slot_bytes()
+            try:
+                self._mapped()
+                reserve_part(self._descriptor, offset, self._slot_bytes())
+            except OSError as error:
+                self._happened(RowBroken(sender, head.chunk))
+                self._happened(Unable())
+                return f"this reducer's disk has no room for the row: {error.strerror or error}"
+            self._slots[key] = offset
+        self._rows[key] = _Row(head, self._slots[key], head.n_bytes)
         return ""
 
     def put(self, sender: PeerId, chunk: int, offset: int, data: bytes | memoryview) -> None:
         """Some bytes of a row that was let in; dropped where it is here already."""
-        if (sender, chunk) in self._receipts:
+        row = self._rows.get((sender, chunk))
+        if (sender, chunk) in self._receipts or row is None:  # it is here already, or the attempt is over
             return
-        row = self._rows[(sender, chunk)]
         if offset + len(data) > row.n_bytes:
             raise ValueError(f"a row of {row.n_bytes} bytes has no room for {len(data)} at {offset}")
         area = self._mapped()
@@ -162,7 +175,9 @@ class Exchanging:
         """The row is whole: its receipt's envelope once it is checked, or the reason of a refusal."""
         if (receipt := self._receipts.get((sender, chunk))) is not None:
             return receipt
-        row = self._rows[(sender, chunk)]
+        row = self._rows.get((sender, chunk))
+        if row is None:
+            return "the attempt is over"
         self._happened(RowArrived(sender, chunk))
         return await row.outcome
 
@@ -207,7 +222,8 @@ class Exchanging:
             self._settle(sender, chunk, "the attempt is over")
         if self._file is not None:
             self._file.close()
-            self._file = None
+            os.close(self._descriptor)
+            self._file, self._descriptor = None, -1
         self._work.unlink(missing_ok=True)
 
     # -- sending ----------------------------------------------------------------------------------------------
@@ -265,7 +281,7 @@ class Exchanging:
         if self._codes is None:
             raise ValueError("a member without a contribution has no rows")
         frame = self._codes.frame(chunk).data
-        return ChunkHead(self.plan_hash, chunk, len(frame), merkle_path(self._code_roots, chunk)), frame
+        return ChunkHead(self.plan_hash, chunk, len(frame), self._code_paths[chunk]), frame
 
     # -- reducing ---------------------------------------------------------------------------------------------
 
@@ -297,7 +313,7 @@ class Exchanging:
         loop = asyncio.get_running_loop()
         try:
             combined = await loop.run_in_executor(self._pool, self._combined, effect)
-        except (CodecError, RuleError, OSError) as error:
+        except (CodecError, RuleError, NodeError, OSError) as error:
             self._happened(CombineFailed(effect.chunk, str(error)))
             return
         self._happened(combined)
@@ -330,8 +346,11 @@ class Exchanging:
     def _mapped(self) -> mmap.mmap:
         """The work file, made at the first row: a slot for each included sender's row of each chunk.
 
-        It is sparse, so what is not dealt here takes no room.
+        It is sparse, so what is not dealt here takes no room. Raises OSError, and ValueError once all is over: a thread
+        that is still at work then must not make it anew.
         """
+        if self._closed:
+            raise ValueError("the attempt is over")
         if self._file is None:
             self._work.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._work, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -339,8 +358,10 @@ class Exchanging:
                 n_slots = max(1, len(self._included) * self._grid.n_chunks)
                 os.ftruncate(descriptor, n_slots * self._slot_bytes())
                 self._file = mmap.mmap(descriptor, n_slots * self._slot_bytes())
-            finally:
+            except BaseException:
                 os.close(descriptor)
+                raise
+            self._descriptor = descriptor
         return self._file
 
     def _kib_s(self) -> float:

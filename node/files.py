@@ -12,9 +12,15 @@ from pathlib import Path
 from node.errors import DiskFull, MachineError
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file so that after a crash either the old or the new content is there, whole."""
+def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a small file so that after a crash either the old or the new content is there, whole.
+
+    A private one can be read by its owner alone, from its first byte on.
+    """
     part = path.with_name(path.name + ".part")
+    if private:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with part.open("wb") as file:
         file.write(content)
         file.flush()
@@ -42,6 +48,20 @@ def reserve(file: int, n_bytes: int) -> None:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise
         os.ftruncate(file, n_bytes)
+
+
+def reserve_part(file: int, offset: int, n_bytes: int) -> None:
+    """Room on the disk for a part of a mapped file, where the file system can; raises OSError if there is none.
+
+    Writing through a mapping where the disk has no room left is no error but a SIGBUS.
+    """
+    try:
+        os.posix_fallocate(file, offset, n_bytes)
+    except AttributeError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
 
 
 def read_exactly(file: int, out: memoryview, offset: int) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 from pathlib import Path
 from threading import Lock
 
-from node.errors import LocalStateError
+from node.errors import DiskFull, LocalStateError
 from protos import wire
 from protos.messages import Leave, Promise
 
@@ -48,7 +48,7 @@ class Journal:
             raise self._damaged(error) from error
 
     def save(self, entry: Promise | Leave) -> None:
-        """Replace the record; it is on disk when this returns. Raises LocalStateError."""
+        """Replace the record; it is on disk when this returns. Raises LocalStateError or DiskFull."""
         kind = next(name for name, cls in _KINDS.items() if type(entry) is cls)
         raw = wire.encode(entry)
         with self._lock:
@@ -59,6 +59,8 @@ class Journal:
                     (kind, raw),
                 )
             except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                    raise DiskFull("the voter's record", str(self.path.parent), len(raw), None) from error
                 raise self._damaged(error) from error
 
     def load(self) -> tuple[Promise | Leave | None, bool]:

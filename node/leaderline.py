@@ -26,6 +26,7 @@ class LeaderLine:
         post: takes the events.
         learn: takes address records that the leader relays.
         jitter: a fraction from 0 to 1, so that members don't come back all at once.
+        sleep: waits for so many seconds.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class LeaderLine:
         post: Callable[[ev.Event], None],
         learn: Callable[[tuple[bytes, ...]], None],
         jitter: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._peers, self._opener = peers, opener
-        self._where, self._hello, self._post, self._learn, self._jitter = where, hello, post, learn, jitter
+        self._where, self._hello, self._post, self._learn = where, hello, post, learn
+        self._jitter, self._sleep = jitter, sleep
         self._line: Line | None = None
         self._was_welcome = False
         self.run_time_s: Callable[[float], None] = lambda _: None
@@ -55,7 +58,7 @@ class LeaderLine:
             except (PeerFailed, BadWord) as error:
                 self._post(ev.LineDown(str(error)))
             pause_s = PAUSE_FIRST_S if self._was_welcome else min(2 * pause_s, PAUSE_MAX_S)
-            await asyncio.sleep(pause_s * (0.5 + self._jitter()))
+            await self._sleep(pause_s * (0.5 + self._jitter()))
 
     async def say(self, message: MemberMessage | Signed) -> None:
         """Send if the line is up; what must arrive is said again after the next Welcome."""

@@ -68,9 +68,9 @@ class Rounds(Phases):
                 effects += self._record_changed(event)
             case Heard(peer, Heartbeat() as heartbeat):
                 told = self._heartbeat(peer, heartbeat, now)
-                if told is None:
-                    return []  # nothing that a decision depends on
-                effects += told
+                if told is None and (self._wakes_at is None or now < self._wakes_at):
+                    return []  # nothing that a decision depends on, and no instant that it would pass over
+                effects += told or []
             case Heard():
                 effects += self._heard(event)
             case DigestKnown(hash_, digest):
@@ -86,7 +86,8 @@ class Rounds(Phases):
 
     def next_wake(self, now: Instant) -> Instant | None:
         """When something changes by itself: always after now."""
-        return min((at for at in self._wakes(now) if at > now), default=None)
+        self._wakes_at = min((at for at in self._wakes(now) if at > now), default=None)
+        return self._wakes_at
 
     def explain(self, peer: PeerId) -> list[str]:
         """A peer's story, newest last."""

@@ -84,6 +84,7 @@ class RoundState:
         self._out_reducers: set[PeerId] = set()
         self._news: dict[PeerId, bytes] = {}  # address records that the others have not been told of
         self._relay_at = now
+        self._wakes_at: Instant | None = None  # the last answer of next_wake
         self._paused = False
         self._awaited: PeerId | None = None
         self._waiting: Callable[[Instant], str] = lambda _: ""

@@ -22,6 +22,8 @@ ROWS_MOST = 1000
 PIECES_AT_ONCE = 32
 EVENT_PAUSE_S = 15.0
 """A comment is sent after so long a silence, so that proxies keep the stream open."""
+EVENT_TAKEN_S = 30.0
+"""Who takes no event for so long gives its place to others."""
 CALLS_PER_S = 50.0
 CALLS_BURST = 2000.0
 CALLERS_REMEMBERED = 10_000
@@ -223,19 +225,21 @@ async def _events(request: web.Request) -> web.StreamResponse:
                 async with asyncio.timeout(EVENT_PAUSE_S):
                     kind, content = await follower.next()
             except TimeoutError:
-                await response.write(b": still here\n\n")
+                async with asyncio.timeout(EVENT_TAKEN_S):
+                    await response.write(b": still here\n\n")
                 continue
             await _send_event(response, kind, content)
             if kind == "round":
                 await _send_event(response, "status", site.status())
-    except ConnectionResetError:
+    except (ConnectionResetError, TimeoutError):  # it left, or takes nothing any more
         return response
     finally:
         site.unfollow(follower)
 
 
 async def _send_event(response: web.StreamResponse, kind: str, content: object) -> None:
-    await response.write(f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode())
+    async with asyncio.timeout(EVENT_TAKEN_S):
+        await response.write(f"event: {kind}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode())
 
 
 # -- for the operator ----------------------------------------------------------------------------------------------

@@ -239,8 +239,9 @@ class Dht:
                 return False
             answers = await asyncio.gather(*(self._meet(p2p, node, address) for address in bootstrap))
             if any(answers):
-                with suppress(*_FAULTS):
-                    await node.find_nearest_nodes([node.node_id])
+                with suppress(TimeoutError, *_FAULTS):
+                    async with asyncio.timeout(FIND_S):
+                        await node.find_nearest_nodes([node.node_id])
             return any(answers)
 
     async def close(self) -> None:
@@ -353,6 +354,9 @@ class Dht:
         self._node = self._p2p = None
         if node is not None:
             node.is_alive = False
+            if (refreshing := node.cache_refresh_task) is not None:  # it would wait for ever
+                refreshing.cancel()
+                await asyncio.gather(refreshing, return_exceptions=True)
         if p2p is None:
             return
         child = p2p._child

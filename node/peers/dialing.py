@@ -17,6 +17,8 @@ from protos.messages import PeerId
 CONNECT_S = 5.0
 OVERLAP_S = 0.25
 """A second address is tried beside the first after so long (RFC 8305, section 5)."""
+CHANNELS_SWEPT = 64
+"""With so many channels, those that broke are closed before another one is opened: peers come and go for weeks."""
 
 
 class Dialer:
@@ -46,6 +48,8 @@ class Dialer:
                 if known.get_state() is grpc.ChannelConnectivity.READY:
                     return known
                 await self.forget(peer, known)
+            if len(self._channels) >= CHANNELS_SWEPT:
+                await self._sweep()
             channel = await self._race(peer, list(dict.fromkeys(addresses))[: limits.ADDRESSES])
             self._channels[peer] = channel
             return channel
@@ -55,6 +59,14 @@ class Dialer:
         if self._channels.get(peer) is channel:
             del self._channels[peer]
         await channel.close(None)
+
+    async def _sweep(self) -> None:
+        """Close channels that are not connected; whoever wants such a peer again would dial anew anyhow."""
+        for peer, channel in list(self._channels.items()):
+            if channel.get_state() is not grpc.ChannelConnectivity.READY:
+                await self.forget(peer, channel)
+        for peer in [peer for peer, lock in self._locks.items() if peer not in self._channels and not lock.locked()]:
+            del self._locks[peer]
 
     async def close(self) -> None:
         self._closed = True

@@ -69,6 +69,7 @@ class Following:
         self._fetching: ev.FetchState | None = None
         self._refetch_at: Instant | None = None
         self._n_refetches = 0
+        self._fetch_problem = ""  # why the state could not be fetched the last time
         self._newest: ev.CommitHeard | None = None
         self._newest_ledger: Ledger | None = None  # the books after it, where the leader has sent them
         self._lost_round = 0
@@ -196,7 +197,7 @@ class Following:
         return [*self._drop_part(), *self._begin_round()]
 
     def _fetched(self, ledger: Ledger, now: Instant) -> list[Effect]:
-        self._fetching, self._n_refetches = None, 0
+        self._fetching, self._n_refetches, self._fetch_problem = None, 0, ""
         self._commit, self._after, self._applying = None, None, False
         self.ledger = ledger
         return [*self._moved(), *self._follow(now)]
@@ -205,6 +206,7 @@ class Following:
         self._fetching = None
         pause_s = min(REFETCH_FIRST_S * 2.0 ** min(self._n_refetches, 10), REFETCH_MAX_S)
         self._n_refetches += 1
+        self._fetch_problem = reason
         self._refetch_at = Instant(now + pause_s)
         return [ev.Say(f"could not fetch the state: {reason}; trying again in {pause_s:g} s")]
 

@@ -426,7 +426,8 @@ class Session(Following):
             return f"the leader: {self._line_problem}"
         match self.state():
             case MemberState.JOINING:
-                return "the state from a donor"
+                why = f" (the last try failed: {self._fetch_problem})" if self._fetch_problem else ""
+                return f"the state from a donor{why}"
             case MemberState.WAITING:
                 return "a seat in the next round"
             case MemberState.READY:

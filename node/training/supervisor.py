@@ -1,4 +1,4 @@
-"""Keeps a trainer alive and speaks with it for the driver: restarts it with growing pauses, and gives up in the end."""
+"""Keeps a trainer alive and speaks with it for the driver: restarts one that died or hangs, and gives up in the end."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 30.0
 FAILURES_MAX = 5
 """So many deaths in a row without an encoded round between them, and the node stops with a clear word."""
+PATIENCE_S = 60.0
+PATIENCE_STEPS = 10.0
+PATIENCE_BYTES_PER_S = 1e8
+"""A trainer that owes a report may be silent for so long, for so many of its steps, and for writing its contribution
+at so slow a pace; beyond it, it hangs."""
 
 
 class TrainerGivenUp(Exception):
@@ -48,6 +53,8 @@ class Supervisor:
         layout_digest: what its model's layout must have, hex.
         post: takes the events.
         say: takes what a contributor would want to read.
+        step_tokens: tokens of one inner step.
+        patience_s: the least time for which one that owes a report may be silent.
     """
 
     def __init__(
@@ -58,15 +65,26 @@ class Supervisor:
         *,
         post: Callable[[ev.Event], None],
         say: Callable[[str], None],
+        step_tokens: int,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._trainer, self._start, self._layout_digest = trainer, start, layout_digest
         self._post, self._say = post, say
+        self._step_tokens, self._least_patience_s = step_tokens, patience_s
+        self._patience_s = patience_s
+        self._trains: int | None = None  # the round, until it is loaded with another anchor
+        self._owes = asyncio.Event()  # it has work of which it should report
+        self._heard = asyncio.Event()
+        self._hung = ""
+        self._encodes = -1  # the round of `_encoding`
         self._encoding: asyncio.Future[Encoded | None] | None = None
         self._evaluating: asyncio.Future[Evaluated | None] | None = None
         self._n_failures = 0
         self._up = asyncio.Event()
         self.tokens_per_s = 0.0
         self.n_restarts = 0
+        self.last_end = ""
+        """Why the trainer ended the last time; empty while it never has."""
 
     async def run(self) -> None:
         """Until cancelled. Raises TrainerGivenUp or LayoutMismatch."""
@@ -75,9 +93,12 @@ class Supervisor:
             while True:
                 reason = await self._once()
                 self._up.clear()
+                self._owes.clear()
+                self._trains = None
                 self._drop_waiters()
                 self._n_failures += 1
                 self.n_restarts += 1
+                self.last_end = reason
                 self._post(ev.TrainerDown(reason))
                 if self._n_failures >= FAILURES_MAX:
                     raise TrainerGivenUp(f"the trainer died {self._n_failures} times in a row: {reason}")
@@ -89,10 +110,14 @@ class Supervisor:
             await self._trainer.stop()
 
     def load(self, theta_path: Path, round_: int, nominal_step: int, fresh_moments: bool) -> None:
+        self._trains = None
         self._trainer.send(Load(str(theta_path), round_, nominal_step, fresh_moments))
+        self._settle(False)
 
     def train(self, round_: int, ranges: tuple[Range, ...], h: int) -> None:
+        self._trains = round_
         self._trainer.send(Train(round_, ranges, h))
+        self._settle(True)
 
     def pause(self, paused: bool) -> None:
         self._trainer.send(Pause() if paused else Resume())
@@ -101,8 +126,11 @@ class Supervisor:
         """Stop after the current step and encode; None if the trainer died over it, or before."""
         if not self._up.is_set():
             return None
-        self._encoding = asyncio.get_running_loop().create_future()
+        if self._encoding is not None and not self._encoding.done():
+            self._encoding.set_result(None)  # of an earlier round: nobody needs it any more
+        self._encodes, self._encoding = round_, asyncio.get_running_loop().create_future()
         self._trainer.send(Encode(round_, str(path)))
+        self._settle(True)
         return await self._encoding
 
     async def evaluate(self, round_: int, theta_path: Path) -> Evaluated | None:
@@ -119,22 +147,57 @@ class Supervisor:
         except OSError as error:
             return f"it can't be started: {error}"
         self._trainer.send(self._start)
-        async for report in self._trainer.reports():
-            if isinstance(report, Failed):
-                return report.reason
-            self._report(report)
-        return "it ended"
+        self._hung = ""
+        watching = asyncio.create_task(self._watch(), name="trainer watch")
+        try:
+            async for report in self._trainer.reports():
+                self._heard.set()
+                if isinstance(report, Failed):
+                    return self._hung or report.reason
+                self._report(report)
+            return self._hung or "it ended"
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """End a trainer that owes a report and says nothing. It is given two halves of the time: when this whole
+        machine slept, the first is over before either side could do anything."""
+        n_silent = 0
+        while n_silent < 2:
+            await self._owes.wait()
+            self._heard.clear()
+            try:
+                async with asyncio.timeout(self._patience_s / 2):
+                    await self._heard.wait()
+                n_silent = 0
+            except TimeoutError:
+                n_silent = n_silent + 1 if self._owes.is_set() else 0
+        self._hung = f"it hangs: it said nothing for {self._patience_s:.0f} s in the middle of its work"
+        await self._trainer.stop()
+
+    def _settle(self, owes: bool) -> None:
+        """Whether a report is due now."""
+        if owes or (self._encoding is not None and not self._encoding.done()):
+            self._owes.set()
+        else:
+            self._owes.clear()
+        self._heard.set()
 
     def _report(self, report: Report) -> None:
         match report:
-            case Ready(_, layout_digest, tokens_per_s):
+            case Ready(n_values, layout_digest, tokens_per_s):
                 if layout_digest != self._layout_digest:
                     wanted = self._layout_digest[:12]
                     raise LayoutMismatch(f"the model as built here has layout {layout_digest[:12]}, the run's {wanted}")
                 self.tokens_per_s = tokens_per_s
+                steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
+                self._patience_s = self._least_patience_s + steps_s + 4 * n_values / PATIENCE_BYTES_PER_S
                 self._up.set()
                 self._post(ev.TrainerUp())
             case Progress():
+                if report.round == self._trains:
+                    self._settle(report.step < report.n_steps and not report.paused)
                 self._post(
                     ev.Progressed(
                         report.round, report.step, report.tokens, report.loss, report.tokens_per_s, report.time_left_s
@@ -142,8 +205,9 @@ class Supervisor:
                 )
             case Encoded():
                 self._n_failures = 0
-                if self._encoding is not None and not self._encoding.done():
+                if self._encoding is not None and not self._encoding.done() and report.round == self._encodes:
                     self._encoding.set_result(report)
+                    self._settle(False)
             case Evaluated():
                 self._n_failures = 0
                 if self._evaluating is not None and not self._evaluating.done():

@@ -32,6 +32,7 @@ def test_tagged_hash_tells_apart_what_concatenates_alike() -> None:
 def test_every_leaf_proves_itself_and_nothing_else(n: int) -> None:
     data = leaves(n)
     root = digest.merkle_root(data)
+    assert digest.merkle_paths(data) == tuple(digest.merkle_path(data, index) for index in range(n))
     for index in range(n):
         path = digest.merkle_path(data, index)
         assert digest.root_from_path(data[index], index, n, path) == root

@@ -28,6 +28,7 @@ from aggregation.exchange import (
     RowBroken,
     RowChecked,
     SendRows,
+    Unable,
     deal_seed,
     set_hash,
 )
@@ -156,6 +157,15 @@ def test_who_can_not_combine_says_so() -> None:
     assert one.handle(CombineFailed(0, "no memory")) == [ReportMissing(())]
     assert one.handle(Expired()) == [ReportMissing(())]
     assert one.report_again() == [ReportMissing(())]
+
+
+def test_who_can_not_take_rows_in_blames_no_sender() -> None:
+    one = exchange("r", ["a"], [("r",)])
+    assert one.admit("a", 0, ROW_BYTES[0]) == ""
+    assert one.handle(RowBroken("a", 0)) == []
+    assert one.handle(Unable()) == [ReportMissing(())]
+    assert one.handle(Unable()) == []  # it is said once, however often the sender tries
+    assert one.handle(Expired()) == [ReportMissing(())]
 
 
 def test_while_it_combines_nothing_is_missing() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.errors import LocalStateError
+from node.errors import DiskFull, LocalStateError
 from node.journal import Journal
 from protos.messages import Leave, Promise, Proposal
 from tests.node.chain import COORDINATOR
@@ -86,3 +86,14 @@ def test_a_record_that_makes_no_sense_is_not_taken_for_none(tmp_path: Path) -> N
     journal.close()
     with pytest.raises(LocalStateError):
         Journal(tmp_path / "nowhere" / "journal.sqlite")
+
+
+def test_a_full_disk_is_called_that_and_the_old_record_stays(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.save(PROMISE)
+    (n_pages,) = journal._database.execute("PRAGMA page_count").fetchone()
+    journal._database.execute(f"PRAGMA max_page_count = {n_pages}")
+    with pytest.raises(DiskFull, match="the voter's record needs"):
+        journal.save(replace(PROMISE, proposal=replace(PROPOSAL, body=bytes(100_000))))
+    assert journal.load() == (PROMISE, False)
+    journal.close()

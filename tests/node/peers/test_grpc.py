@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from node.errors import MachineError, PortTaken
+from node.peers import dialing
 from node.peers.dialing import Dialer
 from node.peers.grpc import Credentials, GrpcPeers, IdentityMismatch
 from node.peers.server import CALLS_AT_ONCE, CHECKS_AT_ONCE, NodeServer
@@ -361,6 +362,26 @@ def test_a_peer_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> None
                 await peers.ping(peer, [address])
             async with serving(FakeHolder(tmp_path), peer) as (_, elsewhere):
                 await peers.ping(peer, [address, elsewhere])
+
+    scenario(main)
+
+
+def test_connections_to_peers_that_left_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "CHANNELS_SWEPT", 2)
+
+    async def main() -> None:
+        me = AUTHORITY.issue(new_peer())
+        dialer = Dialer(me)
+        async with serving(FakeHolder(tmp_path)) as (stays, there), calling(me, dialer=dialer) as peers:
+            await peers.ping(stays, [there])
+            async with serving(FakeHolder(tmp_path)) as (leaves, address):
+                await peers.ping(leaves, [address])
+                left = dialer._channels[leaves]
+            await until(lambda: left.get_state() is not grpc.ChannelConnectivity.READY)
+            async with serving(FakeHolder(tmp_path)) as (comes, address):
+                await peers.ping(comes, [address])
+            assert set(dialer._channels) == {stays, comes}
+            assert set(dialer._locks) == {stays, comes}
 
     scenario(main)
 

@@ -181,6 +181,7 @@ def test_failing_to_fetch_is_tried_again_with_growing_pauses() -> None:
         pauses.append(script.at - began)
     assert pauses[:3] == [1.0, 2.0, 4.0]
     assert max(pauses) == 30.0
+    assert "no donor" in script.session.view().waiting_for
     script.handle(ev.StateFetched(LEDGER))
     assert script.session.ledger == LEDGER
 

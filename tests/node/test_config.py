@@ -1,0 +1,70 @@
+"""A contributor's settings: refused with the option's name and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.config import NodeOptions, read_invite
+from node.errors import ConfigError
+from protos.invite import Invite
+from protos.signing import Identity
+
+RUN = Identity.from_private_bytes(bytes(32)).peer
+
+
+def options(**changes: Any) -> NodeOptions:
+    return NodeOptions(**{"invite": Invite(RUN, ("localhost:1",)), "data": Path("here"), "threads": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rounds": 1},
+        {"name": "a" * 32},
+        {"listen": "0.0.0.0:0"},
+        {"listen": "[::]:8471"},
+        {"advertise": "node.example"},
+        {"advertise": "node.example:1"},
+        {"advertise": "[2001:db8::1]:1"},
+        {"dht": "192.0.2.1:65535"},
+    ],
+)
+def test_what_makes_sense_is_taken(settings: dict[str, Any]) -> None:
+    made = options(**settings)
+    assert {key: getattr(made, key) for key in settings} == settings
+    assert not made.observer
+    assert options(run_dir=Path("run")).observer
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"threads": 0}, "--threads"),
+        ({"rounds": 0}, "--rounds"),
+        ({"rounds": -3}, "--rounds"),
+        ({"name": "a" * 33}, "--name"),
+        ({"name": "a\nb"}, "--name"),
+        ({"listen": "8471"}, "--listen"),
+        ({"listen": ":1"}, "--listen"),
+        ({"listen": "here:65536"}, "--listen"),
+        ({"listen": "here:-1"}, "--listen"),
+        ({"dht": "unix:socket"}, "--dht"),
+        ({"dht": "two words:1"}, "--dht"),
+        ({"advertise": "here:port"}, "--advertise"),
+        ({"advertise": "a/b"}, "--advertise"),
+    ],
+)
+def test_what_does_not_is_refused_by_its_option(settings: dict[str, Any], option: str) -> None:
+    with pytest.raises(ConfigError, match=option) as caught:
+        options(**settings)
+    assert caught.value.remedy
+
+
+def test_an_invite_is_read_or_refused_with_a_remedy() -> None:
+    assert read_invite(f"barnraise://{RUN}@localhost:1") == Invite(RUN, ("localhost:1",))
+    with pytest.raises(ConfigError, match="copy the whole line"):
+        read_invite("barnraise://nobody@localhost:1")

@@ -1,0 +1,238 @@
+"""What a node fetches: results from whoever has them, a state that the leader has named, data until they are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+import pytest
+
+from aggregation import codec
+from aggregation.chunks import ChunkGrid
+from aggregation.digest import chunk_root
+from coordinator.rounds import policy
+from node import fetching
+from node.blocks import PieceStore
+from node.errors import Unreachable
+from node.fetching import Fetcher
+from node.landmarks import Landmarks
+from node.results import ResultsStore
+from node.session.events import Verify
+from node.state import StateStore
+from node.training.shared import frame_sizes
+from node.whereabouts import Whereabouts
+from protos.messages import Addresses, PeerId, Range, StateOffer
+from protos.runspec import RunSpec
+from protos.signing import Identity
+from tests.coordinator.made import genesis, spec
+from tests.fakes.holder import FakeHolder
+from tests.fakes.peers import FakeNetwork, Fault
+from tests.fakes.records import FakeTable
+
+ME, REDUCER, NEXT, HOLDER = (Identity.from_private_bytes(bytes([n]) * 32).peer for n in (2, 3, 4, 5))
+SPEC: RunSpec = spec()
+GRID: ChunkGrid = policy.grid(SPEC)
+BODY_HASH = b"b" * 32
+T = TypeVar("T")
+
+
+def frame(chunk: int, seed: int = 0) -> bytes:
+    rng = np.random.default_rng([seed, chunk])
+    values_P = rng.standard_normal(GRID.size(chunk)).astype(np.float32)
+    return codec.encode(SPEC.codec.name, values_P, block=SPEC.codec.block)
+
+
+FRAMES = [frame(chunk) for chunk in range(GRID.n_chunks)]
+HASHES = tuple(chunk_root(each, SPEC.codec.leaf_values) for each in FRAMES)
+
+
+class FakePieces:
+    """Training data that is there after so many tries."""
+
+    def __init__(self, n_failures: int) -> None:
+        self.n_failures = n_failures
+
+    async def ensure(self, ranges: object) -> None:
+        if self.n_failures:
+            self.n_failures -= 1
+            raise Unreachable("the pieces", [])
+
+
+@dataclass
+class Bench:
+    """A fetcher on a network in memory; its clock goes on by a second whenever it is looked at."""
+
+    folder: Path
+    network: FakeNetwork = field(default_factory=FakeNetwork)
+    said: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+    n_failures: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = frame_sizes(GRID, SPEC.codec.name, SPEC.codec.block)
+        self.results = ResultsStore(self.folder / "results", sizes, SPEC.codec.leaf_values)
+        self.store = StateStore(self.folder / "state", GRID)
+        run = genesis()[1].run
+        self.whereabouts = Whereabouts(run, FakeTable(run).join(Identity.generate()))
+        self.peers = self.network.join(ME, FakeHolder(self.folder))
+
+        async def away() -> Addresses:
+            raise Unreachable("the coordinator", [])
+
+        nowhere = Addresses(1, (), (), PeerId(""), ())
+        self.fetcher = Fetcher(
+            ME, SPEC, peers=self.peers, whereabouts=self.whereabouts,
+            landmarks=Landmarks(ME, PeerId("c"), nowhere, away, self.whereabouts), store=self.store,
+            results=self.results, pieces=cast(PieceStore, FakePieces(self.n_failures)), pool=None,  # type: ignore[arg-type]
+            say=self.said.append, seconds=self._seconds,
+        )  # fmt: skip
+
+    def _seconds(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+    def holder(self, peer: PeerId, *chunks: int, frames: list[bytes] = FRAMES) -> FakeHolder:
+        """Another node that has the results of these chunks."""
+        made = FakeHolder(self.folder / peer[-6:])
+        made.folder.mkdir()
+        for chunk in chunks:
+            made.put("result", HASHES[chunk], frames[chunk])
+        self.network.join(peer, made)
+        self.whereabouts.know(peer, ("there:1",))
+        return made
+
+    def verify(self, *lines: tuple[PeerId, ...], holders: tuple[PeerId, ...] = ()) -> str:
+        """What comes of fetching all results, when chunks were reduced in these lines."""
+        body = genesis()[1]
+        return play(self.fetcher.results(Verify(body, BODY_HASH, HASHES, lines, holders)))
+
+    def whole(self) -> bool:
+        area = self.results.area(BODY_HASH)
+        return [bytes(area.frame(chunk)) for chunk in range(GRID.n_chunks)] == FRAMES
+
+
+def play(work: Awaitable[T]) -> T:
+    async def main() -> T:
+        async with asyncio.timeout(5):
+            return await work
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AGAIN_S", "DATA_AGAIN_FIRST_S"):
+        monkeypatch.setattr(fetching, name, 0.0)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+# -- results -------------------------------------------------------------------------------------------------------
+
+
+def test_each_chunk_comes_from_its_reducer(bench: Bench) -> None:
+    assert GRID.n_chunks == 3
+    bench.holder(REDUCER, 0, 1)
+    bench.holder(NEXT, 2)
+    assert bench.verify((REDUCER, NEXT), (REDUCER, NEXT), (NEXT, REDUCER)) == ""
+    assert bench.whole()
+    assert bench.peers.traffic.exchange_received > sum(map(len, FRAMES))
+
+
+def test_what_this_node_combined_itself_is_not_fetched(bench: Bench) -> None:
+    own = bench.results.area(b"p" * 32)
+    for chunk in range(GRID.n_chunks):
+        own.put(chunk, FRAMES[chunk], HASHES[chunk])
+    assert bench.verify((ME,), (ME,), (ME,)) == ""
+    assert bench.whole()
+    assert bench.peers.traffic.received == 0
+
+
+def test_an_empty_round_needs_nothing(bench: Bench) -> None:
+    assert play(bench.fetcher.results(Verify(genesis()[1], BODY_HASH, (), (), ()))) == ""
+
+
+def test_a_dead_reducers_results_come_from_whoever_has_them(bench: Bench) -> None:
+    bench.holder(REDUCER, 0, 1, 2)
+    bench.network.faults[REDUCER] = Fault(drop=True)
+    bench.holder(NEXT, 0)
+    bench.holder(HOLDER, 1, 2)
+    assert bench.verify((REDUCER, NEXT), (REDUCER,), (REDUCER,), holders=(HOLDER,)) == ""
+    assert bench.whole()
+
+
+def test_a_stranger_to_the_deal_is_asked_when_no_line_is_known(bench: Bench) -> None:
+    bench.holder(HOLDER, 0, 1, 2)
+    assert bench.verify(holders=(HOLDER,)) == ""
+    assert bench.whole()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda chunk: frame(chunk, seed=1),  # another result, canonical
+        lambda chunk: FRAMES[chunk][:-1] + bytes([FRAMES[chunk][-1] ^ 1]),
+        lambda chunk: FRAMES[chunk][:-1],
+        lambda chunk: b"",
+    ],
+    ids=["another result", "a flipped bit", "cut off", "nothing"],
+)
+def test_a_liars_results_are_not_kept(bench: Bench, lie: Callable[[int], bytes]) -> None:
+    bench.holder(REDUCER, 0, 1, 2, frames=[lie(chunk) for chunk in range(GRID.n_chunks)])
+    bench.holder(NEXT, 0, 1, 2)
+    line = (REDUCER, NEXT)
+    assert bench.verify(line, line, line) == ""
+    assert bench.whole()
+
+
+def test_what_nobody_has_any_more_is_given_up_after_the_grace_for_who_has_gone(bench: Bench) -> None:
+    bench.holder(REDUCER, 0, 1)
+    bench.holder(HOLDER)
+    fault = bench.verify((REDUCER,), (REDUCER,), (REDUCER,), holders=(HOLDER,))
+    assert "not there" in fault
+    assert bench.now_s < SPEC.deadlines.vote_s
+    assert SPEC.deadlines.gone_grace_s < bench.now_s < 5 * SPEC.deadlines.gone_grace_s
+
+
+def test_who_is_nowhere_is_no_error_but_a_reason(bench: Bench) -> None:
+    assert "no address record" in bench.verify((REDUCER,), (REDUCER,), (REDUCER,))
+    assert "nobody who could hold" in bench.verify((ME,), (ME,), (ME,))
+
+
+# -- the state -----------------------------------------------------------------------------------------------------
+
+
+def test_a_state_whose_commit_the_leader_has_not_named_is_not_taken(bench: Bench) -> None:
+    commit, body, ledger = genesis()
+    other, _, other_ledger = genesis(spec("work.h=3"))
+    hashes = (bytes(32),) * GRID.n_chunks
+    bench.holder(HOLDER).offer = StateOffer(other, other_ledger.to_bytes(), hashes, hashes)
+    reason = play(bench.fetcher.state(commit, body))
+    assert isinstance(reason, str)
+    assert "none that the leader has named lately" in reason
+    bench.network.holders[HOLDER].offer = StateOffer(commit, ledger.to_bytes(), hashes, hashes)  # type: ignore[attr-defined]
+    reason = play(bench.fetcher.state(commit, body))
+    assert isinstance(reason, str)
+    assert "don't have the commit's digest" in reason
+
+
+def test_without_a_donor_it_says_so(bench: Bench) -> None:
+    commit, body, _ = genesis()
+    assert "nobody was asked" in str(play(bench.fetcher.state(commit, body)))
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def test_data_are_tried_for_until_they_are_there(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, n_failures=3)
+    play(bench.fetcher.data([Range(0, 1)]))
+    assert len(bench.said) == 3
+    assert all(text.startswith("waiting for training data: ") for text in bench.said)

@@ -1,0 +1,138 @@
+"""A trainer that is kept alive: what belongs to which request, and one that hangs is ended and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from node.session import events as ev
+from node.training.link import Command, Encoded, Progress, Ready, Report, Start
+from node.training.supervisor import Supervisor
+from protos.messages import Range
+
+LAYOUT = "ab" * 32
+RANGES = (Range(0, 4),)
+PATIENCE_S = 0.05
+
+
+class Puppet:
+    """A trainer that says what a test has it say."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.n_starts = 0
+        self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
+
+    async def start(self) -> None:
+        self.n_starts += 1
+        self._reports = asyncio.Queue()
+        self.says(Ready(0, LAYOUT, 0.0))
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def says(self, report: Report) -> None:
+        self._reports.put_nowait(report)
+
+    async def reports(self) -> AsyncIterator[Report]:
+        reports = self._reports
+        while (report := await reports.get()) is not None:
+            yield report
+
+    async def stop(self) -> None:
+        self._reports.put_nowait(None)
+
+
+def encoded(round_: int) -> Encoded:
+    return Encoded(round_, 2, 20, 0.1, 3.0, (Range(0, 2),), (1.0,), 0)
+
+
+def progress(round_: int, step: int, *, paused: bool = False) -> Progress:
+    return Progress(round_, step, 4, 10 * step, 3.0, 10.0, 0.0, 0, paused)
+
+
+class Watched:
+    """A supervisor at work, and the events that it posted."""
+
+    def __init__(self) -> None:
+        self.puppet = Puppet()
+        self.events: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self.supervisor = Supervisor(
+            self.puppet, Start("spec", "data", 1), LAYOUT, post=self.events.put_nowait, say=lambda _: None,
+            step_tokens=10, patience_s=PATIENCE_S,
+        )  # fmt: skip
+
+    async def until(self, kind: type[ev.Event]) -> ev.Event:
+        async with asyncio.timeout(5):
+            while True:
+                event = await self.events.get()
+                if isinstance(event, kind):
+                    return event
+
+
+def test_a_report_belongs_to_the_round_that_asked_for_it() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        first = asyncio.create_task(watched.supervisor.encode(1, Path("codes")))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(watched.supervisor.encode(2, Path("codes")))
+        await asyncio.sleep(0)
+        watched.puppet.says(encoded(1))
+        watched.puppet.says(encoded(2))
+        async with asyncio.timeout(5):
+            assert await first is None
+            assert await second == encoded(2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_trainer_that_hangs_is_ended_and_said() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        watched.supervisor.train(1, RANGES, 4)
+        watched.puppet.says(progress(1, 1))
+        encoding = asyncio.create_task(watched.supervisor.encode(1, Path("codes")))
+        down = await watched.until(ev.TrainerDown)
+        assert isinstance(down, ev.TrainerDown)
+        assert "hangs" in down.reason
+        assert watched.supervisor.last_end == down.reason
+        async with asyncio.timeout(5):
+            assert await encoding is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_trainer_without_work_may_be_silent() -> None:
+    """Paused, done with its steps, or loaded with another anchor over them, whatever it still says of the old ones."""
+
+    async def main() -> None:
+        for quiet in ("paused", "done", "loaded"):
+            watched = Watched()
+            running = asyncio.create_task(watched.supervisor.run())
+            await watched.until(ev.TrainerUp)
+            watched.supervisor.train(1, RANGES, 4)
+            match quiet:
+                case "paused":
+                    watched.puppet.says(progress(1, 2, paused=True))
+                case "done":
+                    watched.puppet.says(progress(1, 4))
+                case _:
+                    watched.supervisor.load(Path("theta"), 1, 0, False)
+                    watched.puppet.says(progress(1, 2))
+            await watched.until(ev.Progressed)
+            await asyncio.wait((running,), timeout=3 * PATIENCE_S)
+            assert watched.puppet.n_starts == 1
+            assert watched.events.empty()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
