@@ -62,10 +62,6 @@ class Whereabouts:
             raise PeerFailed(peer, "it only dials out")
         return record.grpc
 
-    def forget(self, peer: PeerId) -> None:
-        """Its addresses don't work: ask again next time."""
-        self._known.pop(peer, None)
-
     def _take(self, record: Record) -> None:
         known = self._known.get(record.peer)
         if known is None or fresher(record, known):

@@ -92,11 +92,3 @@ def test_a_peers_own_word_stands_over_what_others_told() -> None:
     here.learn(relayed(record(sequence=1, grpc=("own:1",))))
     here.know(OTHER.peer, ("told-again:1",))
     assert run(here.addresses(OTHER.peer)) == ("own:1",)
-
-
-def test_what_is_forgotten_is_looked_up_again() -> None:
-    here, table = made(record(sequence=2, grpc=("b:2",)))
-    here.learn(relayed(record(sequence=7, grpc=("dead:1",))))
-    here.forget(OTHER.peer)
-    assert run(here.addresses(OTHER.peer)) == ("b:2",)
-    assert table.asked == [OTHER.peer]
