@@ -1,4 +1,7 @@
-"""A node that another process started ends with it: asked of the kernel where it can be, watched for elsewhere."""
+"""A node that another process started ends with it: asked of the kernel where it can be, watched for elsewhere.
+
+The coordinator, which imports nothing of a node, has its own.
+"""
 
 from __future__ import annotations
 

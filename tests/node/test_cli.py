@@ -141,7 +141,7 @@ def test_a_fault_of_ours_is_exit_code_1(terminal: Terminal, tmp_path: Path, monk
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[list[str]]:
-    """A node's control port in `tmp_path/home/barnraise/a`, in a thread; the words that it was told."""
+    """The control port of the only node of a contributor, in a thread; the words that it was told."""
     folder, heard = tmp_path / "home" / "barnraise" / "a", list[str]()
     folder.mkdir(parents=True)
 
