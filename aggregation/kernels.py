@@ -24,6 +24,8 @@ F32_OUT = types.Array(types.float32, 1, "C")
 F32_ROWS_IN = types.Array(types.float32, 2, "C", readonly=True)
 F32_ROWS_OUT = types.Array(types.float32, 2, "C")
 I32_PAIRS_IN = types.Array(types.int32, 2, "C", readonly=True)
+I64_IN = types.Array(types.int64, 1, "C", readonly=True)
+F64_ROWS_OUT = types.Array(types.float64, 2, "C")
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Kernel], Kernel]:

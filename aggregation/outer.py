@@ -17,12 +17,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aggregation import codec
+from aggregation.codec.frame import as_bytes
+from aggregation.codec.registry import by_name
 from aggregation.kernels import F32, F32_IN, F32_OUT, I64, kernel
 
 if TYPE_CHECKING:
     from aggregation.codec.frame import Buffer
 
 Floats = NDArray[np.float32]
+
+_TILE_VALUES = 1 << 15
+"""Values of a frame that are decoded at a time: between decoding and step they stay in the second cache."""
 
 
 @kernel(I64, F32_OUT, F32_OUT, F32_IN, F32, F32, F32)
@@ -60,9 +65,18 @@ def nesterov_from_frame(
     anchor, buffer = _in_place(anchor_P), _in_place(momentum_P)
     if anchor.shape != buffer.shape:
         raise ValueError(f"anchor {anchor.shape} and momentum {buffer.shape} differ in length")
-    delta = np.empty(anchor.size, np.float32)
-    codec.decode_into(frame, delta)
-    _nesterov(anchor, buffer, delta, _fp32("scale", scale), _fp32("lr", lr), _fp32("momentum", momentum))
+    factors = _fp32("scale", scale), _fp32("lr", lr), _fp32("momentum", momentum)
+    name, head = codec.header(frame)
+    codec.check(frame, codec=name, block=head.block, n_values=anchor.size, scale_cap=codec.RESULT_SCALE_CAP)
+    coder, body = by_name(name), as_bytes(frame)[codec.HEADER_BYTES :]
+    width = head.block * max(1, _TILE_VALUES // head.block)
+    room = np.empty(min(width, anchor.size), np.float32)
+    for start in range(0, anchor.size, width):
+        stop = min(start + width, anchor.size)
+        first, last = coder.body_bytes(start, head.block), coder.body_bytes(stop, head.block)
+        delta = room[: stop - start]
+        coder.decode(body[first:last], head.block, delta)
+        _nesterov(anchor[start:stop], buffer[start:stop], delta, *factors)
 
 
 def _in_place(values: Floats) -> Floats:

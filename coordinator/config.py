@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from aggregation.spec import unknown_codec, unknown_rule
 from coordinator.errors import UsageError
 from protos.runspec import (
     CodecSpec,
@@ -140,6 +141,7 @@ def load(preset: str | None, file: Path | None, sets: Iterable[str]) -> RunConfi
     for source, layer in [(f"preset {name}", PRESETS[name]), *layers]:
         _merge(merged, layer, source, sources, "")
     merged["preset"] = name
+    _refuse_unknown_names(merged, sources)
     try:
         return RunConfig.model_validate_json(json.dumps(merged), strict=True)
     except ValidationError as error:
@@ -228,6 +230,15 @@ def _refuse_unknown(model: type[BaseModel], layer: Mapping[str, Any], source: st
                 f"its keys are {', '.join(keys(inner, key + '.'))}",
             )
         _refuse_unknown(inner, value, source, f"{key}.")
+
+
+def _refuse_unknown_names(merged: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    for section, why_not in (("rule", unknown_rule), ("codec", unknown_codec)):
+        name = merged.get(section, {}).get("name")
+        if isinstance(name, str) and (why := why_not(name)):
+            _, _, help_ = why.partition(": ")
+            key = f"{section}.name"
+            raise UsageError(f"{sources[key]}: {key} = {_shown(name)} is no {section}", help_)
 
 
 def _nearest(key: str) -> str:

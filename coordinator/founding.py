@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import ValidationError
 
-from aggregation import rules
 from coordinator.authority import Authority
 from coordinator.config import RunConfig
 from coordinator.errors import CoordinatorError, MachineError, StateError, UsageError
@@ -60,7 +59,6 @@ async def found(path: Path, config: RunConfig, run_tool: RunTool, now: datetime.
     Raises StateError where there is a run already, MachineError where the folder can't be made, UsageError where the
     configuration and the data don't go together, and whatever `run_tool` raises.
     """
-    _check_rule(config)
     _check_free(path)
     _clear_abandoned(path)
     beside = path.with_name(f".{path.name}.founding-{os.getpid()}-{secrets.token_hex(3)}")
@@ -146,11 +144,6 @@ def _write_keys(folder: RunFolder, keys: Keys) -> None:
 def _x25519_pem(private: bytes) -> bytes:
     key = X25519PrivateKey.from_private_bytes(private)
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _check_rule(config: RunConfig) -> None:
-    if config.rule.name not in rules.names():
-        raise UsageError(f"rule.name {config.rule.name!r} is no rule", f"rules are {', '.join(rules.names())}")
 
 
 def _check_free(path: Path) -> None:

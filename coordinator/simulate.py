@@ -64,6 +64,7 @@ class SimulateOptions:
             f"seed={self.seed}",
             "deadlines.heartbeat_s=0.5",
             "name=simulation",
+            "rule.degraded=true",
         ]
         for key, value in (
             ("work.h", self.steps),

@@ -66,6 +66,10 @@ fi
 say "installing barnraise${extras:+ with $extras} and what it needs (some minutes the first time)"
 "${pip[@]}" -c deploy/constraints.txt -e "$spec"
 say "compiling the kernels"
-"$venv/bin/python" -c 'import aggregation.codec, aggregation.outer, aggregation.rules'
+"$venv/bin/python" -c '
+import aggregation.codec.feedback, aggregation.outer, aggregation.rules
+from aggregation.rules.sorting import compile_networks
+compile_networks()
+'
 # The stamp keeps a line for each set of extras that is complete on these versions.
 printf '%s\n' "$wanted" >>"$stamp"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from aggregation import codec
 from coordinator.rounds import ledger as ledgers
 from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
@@ -21,6 +22,7 @@ from coordinator.rounds.voter import Voter
 from node import identity as identities
 from node.admission import Admission, addresses_now, admit
 from node.blocks import HttpSource, PeerSource, PieceStore
+from node.centre import pin_head
 from node.config import NodeOptions
 from node.control import ControlServer
 from node.display import Display
@@ -36,12 +38,15 @@ from node.observer import Evaluator
 from node.opening import Opener
 from node.peers.dht import Dht
 from node.peers.grpc import GrpcPeers
+from node.peers.pacing import Direction, Rates
 from node.peers.server import NodeServer
 from node.ports import Peers, Records, Traffic
 from node.record import OwnRecord, advertised
+from node.residual import Residuals
 from node.results import ResultsStore
 from node.session import events as ev
 from node.session.machine import Session
+from node.stages import Stages
 from node.state import StateStore
 from node.status import status_of
 from node.training.link import Start, Trainer
@@ -149,20 +154,29 @@ class _Node:
             self._say(problem)
         if options.run_dir is not None and store.current is None:
             await asyncio.to_thread(self._install_first_state, options.run_dir, store)
+        result_codec = codec.result_codec(spec.codec.name)
         results = ResultsStore(
-            options.data / "results", frame_sizes(grid, spec.codec.name, spec.codec.block), spec.codec.leaf_values
+            options.data / "results", frame_sizes(grid, result_codec, spec.codec.block), spec.codec.leaf_values
         )
         self._stack.callback(results.close)
         # Before the files close: a thread that still wrote would write into whatever is opened next.
         self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
+        residuals = Residuals(work, run, me, spec)
+        await asyncio.to_thread(residuals.settle, store.current)
+        await asyncio.to_thread(pin_head, store.current, results)
         journal = Journal(options.data / "votes.sqlite")
         self._stack.callback(journal.close)
         record, fresh = await asyncio.to_thread(journal.load)
 
-        traffic = Traffic()
-        peers = self._outside.make_peers(
-            admission.credentials, no_progress_s=spec.deadlines.no_progress_s, traffic=traffic
-        )
+        traffic, stages = Traffic(), Stages()
+        line_use: dict[str, Any] = {
+            "no_progress_s": spec.deadlines.no_progress_s,
+            "traffic": traffic,
+            "up": Direction(Rates(options.max_up)),
+            "down": Direction(Rates(options.max_down)),
+            "stages": stages,
+        }
+        peers = self._outside.make_peers(admission.credentials, **line_use)
         self._stack.push_async_callback(peers.close)
 
         session = Session(
@@ -240,11 +254,13 @@ class _Node:
             journal=journal,
             store=store,
             results=results,
+            residuals=residuals,
             fetcher=fetcher,
             peers=peers,
             whereabouts=whereabouts,
             trainer=supervisor,
             pool=pool,
+            stages=stages,
             work=work,
             seconds=self._seconds,
             say=self._say,
@@ -256,8 +272,7 @@ class _Node:
             admission.credentials,
             holder,
             allowed=lambda peer: _ban(session, peer),
-            no_progress_s=spec.deadlines.no_progress_s,
-            traffic=traffic,
+            **line_use,
         )
         port = await server.start(options.listen)
         self._stack.push_async_callback(server.stop)
@@ -311,7 +326,7 @@ class _Node:
             match word:
                 case "status":
                     since_s = self._seconds() - session.view().since
-                    return status_of(session.view(), run, me, traffic, since_s) | {
+                    return status_of(session.view(), run, me, traffic, stages, since_s) | {
                         "trainer_restarts": supervisor.n_restarts,
                         "trainer_last_end": supervisor.last_end,
                         "data": str(options.data),

@@ -88,13 +88,15 @@ def join(
     advertise: Advertise = "",
     rounds: Annotated[Optional[int], typer.Option(help="Leave after so many rounds that counted.")] = None,
     name: Annotated[str, typer.Option(help="What others see this node called.")] = "",
+    max_up: Annotated[str, typer.Option(metavar="RATE", help="Send at most so much: 5M (bytes/s), 20Mbit.")] = "",
+    max_down: Annotated[str, typer.Option(metavar="RATE", help="Receive at most so much: 5M (bytes/s), 20Mbit.")] = "",
     verbose: Verbose = False,
     parent_pid: ParentPid = 0,
 ) -> None:
     """Take part until told to leave, or for N rounds."""
 
     def begin() -> Coroutine[Any, Any, str]:
-        from node.config import NodeOptions, read_invite
+        from node.config import NodeOptions, read_invite, read_rate
 
         _check_device(device)
         parsed = read_invite(invite)  # before anything large is loaded
@@ -107,6 +109,8 @@ def join(
             advertise=advertise,
             rounds=rounds,
             name=name,
+            max_up=read_rate(max_up, "--max-up") if max_up else None,
+            max_down=read_rate(max_down, "--max-down") if max_down else None,
         )
         from node.app import join as run_node
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.errors import ConfigError
+from node.peers.pacing import RATE_LEAST_BYTES_S
 from protos.invite import Invite, InviteError, check_host_port, parse
 
 ANY_PORT = "0.0.0.0:0"
 NAME_CHARS_MAX = 32
+
+_RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?(|[kKMG]|[kKMG]?B|[kKMG]iB|[kKMG]?bit)(?:/s|ps)?")
+_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
+_BINARY = {"k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,10 @@ class NodeOptions:
     advertise: str = ""
     rounds: int | None = None
     name: str = ""
+    max_up: int | None = None
+    """The most bytes a second that this node sends to others, all of them together; None: as many as the line takes."""
+    max_down: int | None = None
+    """The same for what it receives."""
     run_dir: Path | None = None
     """The run's own folder: this node is its observer."""
 
@@ -36,6 +46,12 @@ class NodeOptions:
             raise ConfigError(
                 "--name is too long or can't be shown", f"use at most {NAME_CHARS_MAX} printable characters"
             )
+        for option, rate in (("--max-up", self.max_up), ("--max-down", self.max_down)):
+            if rate is not None and rate < RATE_LEAST_BYTES_S:
+                raise ConfigError(
+                    f"{option} of {rate} bytes a second is too little to take part",
+                    f"give at least {RATE_LEAST_BYTES_S // 1024}KiB, or leave it out",
+                )
         for option, value in (("--listen", self.listen), ("--dht", self.dht)):
             _checked(value, option)
         if self.advertise:
@@ -52,6 +68,19 @@ def read_invite(text: str) -> Invite:
         return parse(text)
     except InviteError as error:
         raise ConfigError(str(error), "copy the whole line that the coordinator printed") from error
+
+
+def read_rate(text: str, option: str) -> int:
+    """Bytes a second of words such as 5M, 500K, 1.5MiB/s (bytes) or 20Mbit. Raises ConfigError."""
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{option} {text} is no rate", "write it as 5M or 500K (bytes a second), or as 20Mbit")
+    amount, unit = float(found[1]), found[2]
+    if unit.endswith("iB"):
+        return int(amount * _BINARY[unit[0]])
+    if unit.endswith("bit"):
+        return int(amount * _FACTORS[unit.removesuffix("bit")] / 8)
+    return int(amount * _FACTORS[unit.removesuffix("B")])
 
 
 def _checked(value: str, option: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aggregation.digest import state_chunk_hash, state_digest
+from aggregation.digest import results_root, state_chunk_hash, state_digest
 from coordinator.rounds.ledger import Ledger, LedgerError
 from node.files import check_room, read_exactly, write_all, writing
 from node.ports import PeerFailed, Peers
@@ -201,6 +201,8 @@ def _check_offer(offer: StateOffer, body: Body, store: StateStore) -> _Target:
         raise ValueError(f"it has {len(offer.theta_hashes)} and {len(offer.momentum_hashes)} chunks, not {n_chunks}")
     if state_digest(offer.theta_hashes, offer.momentum_hashes) != offer.commit.digest:
         raise ValueError("its chunks don't have the commit's digest")
+    if offer.commit.result_hashes and results_root(offer.commit.result_hashes) != body.results_root:
+        raise ValueError("its result hashes are not those that its commit names")
     ledger = Ledger.from_bytes(offer.ledger)
     if ledger.hash() != body.ledger_hash:
         raise LedgerError("its ledger is not the one that the commit names")

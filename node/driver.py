@@ -15,17 +15,21 @@ from typing import assert_never
 
 from aggregation.exchange import ExchangeEvent as Happened
 from coordinator.rounds.events import Instant
-from node.encoding import Contribution, make_area, read_contribution
+from node.centre import centre_of, pin_head
+from node.encoding import Contribution, Reading, make_area
 from node.errors import NodeError
 from node.exchanging import Exchanging
 from node.fetching import Fetcher
 from node.journal import Journal
 from node.leaderline import LeaderLine
 from node.ports import Peers
+from node.residual import Residuals
 from node.results import ResultsStore
 from node.session import events as ev
 from node.session.machine import Session
-from node.state import StateStore
+from node.stages import Stages
+from node.state import Held, StateStore
+from node.training.link import Encode
 from node.training.supervisor import Supervisor
 from node.whereabouts import Whereabouts
 from protos import hashes
@@ -55,11 +59,13 @@ class Parts:
     journal: Journal
     store: StateStore
     results: ResultsStore
+    residuals: Residuals
     fetcher: Fetcher
     peers: Peers
     whereabouts: Whereabouts
     trainer: Supervisor | None
     pool: Executor
+    stages: Stages
     work: Path
     seconds: Callable[[], float]
     say: Callable[[str], None]
@@ -78,6 +84,7 @@ class Driver:
         self._data: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self._contribution: Contribution | None = None
+        self._sealing: asyncio.Task[None] | None = None
         self._stopped: Stopped | None = None
         self._exchange_bytes = (0, 0)
         self._began_s: dict[str, float] = {}
@@ -92,6 +99,7 @@ class Driver:
     async def run(self) -> Stopped:
         """Until the session says stop. A fault of ours ends it with that fault."""
         await self._decide(ev.Woke())
+        self._spawn(self._parts.fetcher.centre())  # an earlier process may have gone without it
         try:
             while self._stopped is None:
                 await self._decide(await self._next())
@@ -172,26 +180,31 @@ class Driver:
                 trainer.pause(paused)
             case ev.Encode(round_):
                 self._took("train")
-                self._spawn(self._encode(round_))
+                self._spawn(self._encode(round_, trainer, held))
 
-    async def _encode(self, round_: int) -> None:
-        """Have Δ encoded into the area, then hash what lies there: the commitment is to those very bytes."""
-        parts, trainer = self._parts, self._parts.trainer
-        if trainer is None:
-            return
+    async def _encode(self, round_: int, trainer: Supervisor, held: Held) -> None:
+        """Have Δ encoded into the area and hash what comes to lie there: the commitment is to those very bytes."""
+        parts = self._parts
         path = parts.work / "codes.0"
         try:
             await asyncio.to_thread(make_area, path, parts.spec)
+            feedback = await asyncio.to_thread(parts.residuals.begin, held)
         except NodeError as error:
             self.post(ev.EncodeFailed(round_, str(error)))
             return
-        encoded = await trainer.encode(round_, path)
+        reading = Reading(path, parts.spec, parts.pool, parts.stages)
+        paths = (feedback.residual, feedback.next) if feedback else ("", "")
+        encoded = await trainer.encode(Encode(round_, str(path), *paths), reading.written)
         if encoded is None:
+            reading.stop()
             self.post(ev.EncodeFailed(round_, "the trainer stopped"))
             return
-        loop = asyncio.get_running_loop()
-        contribution = await loop.run_in_executor(parts.pool, read_contribution, path, parts.spec)
+        contribution = await reading.contribution()
+        parts.stages.add("encode", sum(contribution.area.frame_bytes), encoded.encode_s)
         self._contribution = contribution
+        if feedback is not None:
+            sealing = asyncio.to_thread(parts.residuals.seal, round_, contribution.root)
+            self._sealing = self._spawn(sealing)
         self.post(
             ev.Encoded(
                 round_,
@@ -222,6 +235,7 @@ class Driver:
             return await parts.whereabouts.addresses(peer, min_sequence=sequences.get(peer, 0))
 
         contribution = self._contribution
+        centre = await asyncio.to_thread(centre_of, parts.store.current, parts.results)
         results = await asyncio.to_thread(parts.results.area, plan_hash)  # older ones leave the disk over it
         self.exchanging = Exchanging(
             effect,
@@ -240,6 +254,9 @@ class Driver:
             tell=tell,
             failed=self._failed,
             seconds=parts.seconds,
+            previous=centre.previous if centre else None,
+            previous_scale=centre.scale if centre else 1.0,
+            stages=parts.stages,
         )
 
     async def _fetch_state(self, effect: ev.FetchState) -> None:
@@ -247,6 +264,7 @@ class Driver:
         if isinstance(outcome, str):
             self.post(ev.StateFetchFailed(outcome))
             return
+        await self._settle()
         self._parts.applied()
         self.post(ev.StateFetched(outcome))
 
@@ -278,6 +296,7 @@ class Driver:
         """The switch is awaited here: nothing is decided while it is half done."""
         store = self._parts.store
         await asyncio.to_thread(store.apply, hashes.body_hash(effect.commit.body), effect.commit, effect.ledger)
+        await self._settle()
         self._took("apply")
         traffic = self._parts.peers.traffic
         sent, received = traffic.exchange_sent, traffic.exchange_received
@@ -296,6 +315,14 @@ class Driver:
         await self._tell(report)
         self._parts.applied()
         self.post(ev.Applied(effect.commit_hash))
+
+    async def _settle(self) -> None:
+        """What encoding left over, and the results that are kept, follow the state that is held now."""
+        if self._sealing is not None:
+            await asyncio.wait([self._sealing])
+        held = self._parts.store.current
+        await asyncio.to_thread(self._parts.residuals.settle, held)
+        await asyncio.to_thread(pin_head, held, self._parts.results)
 
     # -- small things -----------------------------------------------------------------------------------------
 

@@ -6,20 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
-import os
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
-from aggregation import codec
-from aggregation.digest import chunk_root, contribution_root_from_path
 from aggregation.errors import CodecError, RuleError
 from aggregation.exchange import (
     CheckRow,
     CombineChunk,
-    Combined,
     CombineFailed,
     ExchangeEffect,
     GiveReceipt,
@@ -34,14 +28,14 @@ from aggregation.exchange import (
     Unable,
 )
 from aggregation.exchange import ExchangeEvent as Happened
-from aggregation.rules import combine
 from coordinator.rounds import policy
 from node.errors import NodeError
-from node.files import reserve_part
 from node.ports import PeerFailed, Peers
+from node.reducing import Previous, Reducing, Row
 from node.results import ResultsArea
 from node.session.events import BeginExchange
 from node.session.part import included_of
+from node.stages import Stages
 from node.training.shared import CodesArea
 from protos.messages import (
     ChunkHead,
@@ -61,17 +55,9 @@ from protos.wire import WireError
 SEND_PAUSE_FIRST_S = 0.05
 SEND_PAUSE_MAX_S = 2.0
 
+OWN_ROWS_AT_ONCE = 2
+
 Where = Callable[[PeerId], Awaitable[tuple[str, ...]]]
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row on its way in: its place in the work file, and who waits for its check."""
-
-    head: ChunkHead
-    offset: int
-    n_bytes: int
-    outcome: asyncio.Future[bytes | str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Exchanging:
@@ -88,6 +74,10 @@ class Exchanging:
         happened: takes events of the exchange.
         tell: says something to the leader.
         failed: takes what went wrong here that is no peer's fault.
+        previous: the encoded result of a chunk from which a centred rule starts, or None where it is not here; itself
+            None where there is no centre: at first, and after an empty round.
+        previous_scale: the clip factor with which those were applied.
+        stages: where bytes, seconds and copies are counted.
     """
 
     def __init__(
@@ -109,26 +99,34 @@ class Exchanging:
         tell: Callable[[Signed | Missing], Awaitable[None]],
         failed: Callable[[BaseException], None],
         seconds: Callable[[], float],
+        previous: Previous | None = None,
+        previous_scale: float = 1.0,
+        stages: Stages | None = None,
     ) -> None:
         self.plan_hash = begin.plan_hash
         self._begin, self._me, self._spec, self._sealer = begin, me, spec, sealer
-        self._admit, self._codes, self._code_paths, self._results = admit, codes, code_paths, results
+        self._admit, self._codes, self._code_paths = admit, codes, code_paths
         self._pool, self._peers, self._where = pool, peers, where
         self._happened, self._tell, self._failed, self._seconds = happened, tell, failed, seconds
-        self._grid = policy.grid(spec)
-        self._included = included_of(begin.deal, begin.commitments)
-        applied = policy.applied_rule(spec, len(self._included))
-        self._rule = applied or policy.Applied(spec.rule.name, 0, "", "")
+        included = included_of(begin.deal, begin.commitments)
+        applied = policy.applied_rule(spec, included, begin.deal.excluded)
+        self._reducing = Reducing(
+            spec,
+            included,
+            applied or policy.Applied(spec.rule.name, 0, "", ""),
+            results=results,
+            work=work,
+            previous=previous,
+            previous_scale=previous_scale,
+            stages=stages if stages is not None else Stages(),
+        )
         self._slots: dict[tuple[PeerId, int], int] = {}
-        self._rows: dict[tuple[PeerId, int], _Row] = {}
-        self._receipts: dict[tuple[PeerId, int], bytes] = {}
-        self._work = work
-        self._file: mmap.mmap | None = None
-        self._descriptor = -1
+        self._writing: dict[tuple[PeerId, int], Future[None]] = {}
+        self._rows: dict[tuple[PeerId, int], Row] = {}
+        self._held: set[tuple[PeerId, int]] = set()  # checked: a receipt may be had as often as it is lost
         self._began_s = seconds()
         self._n_received_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sending: dict[PeerId, dict[int, None]] = {}
         self._closed = False
 
     # -- what the server asks ---------------------------------------------------------------------------------
@@ -138,51 +136,65 @@ class Exchanging:
         return "" if deal == self._begin.deal_envelope and not self._closed else "not the deal of the current attempt"
 
     def admit_row(self, sender: PeerId, head: ChunkHead) -> str:
-        """Before a byte of a row is taken in. A sender whose receipt was lost gets it again: see `row_done`."""
+        """Before a byte of a row is taken in. One that is here already may come again: see `put` and `receipt`."""
         if self._closed or head.plan != self.plan_hash:
             return "not of the current attempt"
         key = (sender, head.chunk)
-        if key in self._receipts:
+        if key in self._held:
             return ""
+        if (writing := self._writing.get(key)) is not None and not writing.done():
+            return "a part of it that came before is still being written"
         if reason := self._admit(sender, head.chunk, head.n_bytes):
             return reason
-        if key not in self._slots:
-            offset = len(self._slots) * self._slot_bytes()
-            try:
-                self._mapped()
-                reserve_part(self._descriptor, offset, self._slot_bytes())
-            except OSError as error:
-                self._happened(RowBroken(sender, head.chunk))
-                self._happened(Unable())
-                return f"this reducer's disk has no room for the row: {error.strerror or error}"
-            self._slots[key] = offset
-        self._rows[key] = _Row(head, self._slots[key], head.n_bytes)
+        try:
+            if key not in self._slots:
+                self._slots[key] = self._reducing.file.slot()
+        except OSError as error:
+            self._happened(RowBroken(sender, head.chunk))
+            return self._no_room(error)
+        self._rows[key] = self._reducing.row(head, self._slots[key])
         return ""
 
-    def put(self, sender: PeerId, chunk: int, offset: int, data: bytes | memoryview) -> None:
-        """Some bytes of a row that was let in; dropped where it is here already."""
-        row = self._rows.get((sender, chunk))
-        if (sender, chunk) in self._receipts or row is None:  # it is here already, or the attempt is over
-            return
-        if offset + len(data) > row.n_bytes:
-            raise ValueError(f"a row of {row.n_bytes} bytes has no room for {len(data)} at {offset}")
-        area = self._mapped()
-        area[row.offset + offset : row.offset + offset + len(data)] = bytes(data)
-        if sender != self._me:
-            self._n_received_bytes += len(data)
+    async def put(self, sender: PeerId, chunk: int, offset: int, data: memoryview) -> None:
+        """The next bytes of a row that was let in; dropped where it is here already.
 
-    async def row_done(self, sender: PeerId, chunk: int) -> bytes | str:
-        """The row is whole: its receipt's envelope once it is checked, or the reason of a refusal."""
-        if (receipt := self._receipts.get((sender, chunk))) is not None:
-            return receipt
+        The last ones are kept as they are until the check, which takes them in; all others are written and hashed here.
+        """
+        key = (sender, chunk)
+        row = self._rows.get(key)
+        if key in self._held or row is None:  # it is here already, or the attempt is over
+            return
+        if offset + len(data) > row.head.n_bytes:
+            raise ValueError(f"a row of {row.head.n_bytes} bytes has no room for {len(data)} at {offset}")
+        self._n_received_bytes += len(data)
+        if offset + len(data) == row.head.n_bytes:
+            row.rest = (offset, data)
+            return
+        self._writing[key] = self._pool.submit(self._reducing.take, row, offset, data)
+        try:
+            await asyncio.wrap_future(self._writing[key])
+        except OSError as error:
+            row.fault = self._no_room(error)
+        except ValueError:  # closed meanwhile
+            return
+
+    async def row_done(self, sender: PeerId, chunk: int) -> str:
+        """The row is whole: an empty string once it is checked and held, or the reason of a refusal."""
+        if (sender, chunk) in self._held:
+            return ""
         row = self._rows.get((sender, chunk))
         if row is None:
             return "the attempt is over"
         self._happened(RowArrived(sender, chunk))
         return await row.outcome
 
+    def receipt(self, sender: PeerId, chunks: tuple[int, ...]) -> bytes:
+        """The envelope of a receipt for those of these rows that are held; empty where there are none."""
+        held = tuple(chunk for chunk in chunks if (sender, chunk) in self._held)
+        return self._sealer.seal(Receipt(self.plan_hash, sender, held)) if held else b""
+
     def row_broken(self, sender: PeerId, chunk: int) -> None:
-        if (sender, chunk) in self._receipts:
+        if (sender, chunk) in self._held:
             return
         row = self._rows.pop((sender, chunk), None)
         if row is not None and not row.outcome.done():
@@ -198,9 +210,8 @@ class Exchanging:
             case CheckRow(sender, chunk):
                 self._spawn(self._check(PeerId(sender), chunk))
             case GiveReceipt(sender, chunk):
-                receipt = self._sealer.seal(Receipt(self.plan_hash, PeerId(sender), (chunk,)))
-                self._receipts[(PeerId(sender), chunk)] = receipt
-                self._settle(PeerId(sender), chunk, receipt)
+                self._held.add((PeerId(sender), chunk))
+                self._settle(PeerId(sender), chunk, "")
             case RefuseRow(sender, chunk, reason):
                 self._settle(PeerId(sender), chunk, reason)
             case CombineChunk():
@@ -220,11 +231,9 @@ class Exchanging:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for sender, chunk in list(self._rows):
             self._settle(sender, chunk, "the attempt is over")
-        if self._file is not None:
-            self._file.close()
-            os.close(self._descriptor)
-            self._file, self._descriptor = None, -1
-        self._work.unlink(missing_ok=True)
+        self._rows.clear()
+        self._held.clear()
+        self._reducing.file.close()
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -265,17 +274,22 @@ class Exchanging:
         )
 
     async def _send_to_self(self, pending: dict[int, None]) -> None:
-        """One's own rows go the same way as others', without the network: checked, receipted, combined."""
-        for chunk in list(pending):
-            head, frame = self._row_source(chunk)
-            if reason := self.admit_row(self._me, head):
+        """One's own rows pass the same checks as others', but stay where they lie."""
+        chunks = list(pending)
+        for start in range(0, len(chunks), OWN_ROWS_AT_ONCE):
+            await asyncio.gather(*(self._own(chunk) for chunk in chunks[start : start + OWN_ROWS_AT_ONCE]))
+            for chunk in chunks[start : start + OWN_ROWS_AT_ONCE]:
+                del pending[chunk]
+
+    async def _own(self, chunk: int) -> None:
+        head, frame = self._row_source(chunk)
+        if (self._me, chunk) not in self._held:
+            if reason := self._admit(self._me, chunk, head.n_bytes):
                 raise PeerFailed(self._me, f"own row {chunk} is not let in: {reason}")
-            self.put(self._me, chunk, 0, frame)
-            outcome = await self.row_done(self._me, chunk)
-            if isinstance(outcome, str):
-                raise PeerFailed(self._me, f"own row {chunk} is refused: {outcome}")
-            del pending[chunk]
-            self._happened(Receipted(self._me, (chunk,)))
+            self._rows[(self._me, chunk)] = self._reducing.row(head, frame)
+            if reason := await self.row_done(self._me, chunk):
+                raise PeerFailed(self._me, f"own row {chunk} is refused: {reason}")
+        self._happened(Receipted(self._me, (chunk,)))
 
     def _row_source(self, chunk: int) -> tuple[ChunkHead, memoryview]:
         if self._codes is None:
@@ -290,79 +304,35 @@ class Exchanging:
         if row is None:
             return
         loop = asyncio.get_running_loop()
-        fault = await loop.run_in_executor(self._pool, self._fault_of, sender, chunk, row)
+        try:
+            fault = await loop.run_in_executor(self._pool, self._reducing.fault_of, sender, row)
+        except OSError as error:
+            fault = self._no_room(error)
         self._happened(RowChecked(sender, chunk, fault))
 
-    def _fault_of(self, sender: PeerId, chunk: int, row: _Row) -> str:
-        commitment = self._included[sender]
-        frame = bytes(self._mapped()[row.offset : row.offset + row.n_bytes])
-        spec = self._spec.codec
-        try:
-            codec.check(frame, codec=spec.name, block=spec.block, n_values=self._grid.size(chunk))
-            root = chunk_root(frame, spec.leaf_values)
-            whole = contribution_root_from_path(root, chunk, self._grid.n_chunks, row.head.path)
-        except (CodecError, ValueError) as error:
-            return f"chunk {chunk}: {error}"
-        if whole != commitment.root:
-            return f"chunk {chunk} is not what its commitment names"
-        if codec.squared_norm(frame) != commitment.norms[chunk]:
-            return f"chunk {chunk} has another norm than committed"
-        return ""
-
     async def _combine(self, effect: CombineChunk) -> None:
-        loop = asyncio.get_running_loop()
+        loop, work = asyncio.get_running_loop(), self._reducing.combine
+        rows = [self._rows[(PeerId(sender), effect.chunk)] for sender in effect.senders]
         try:
-            combined = await loop.run_in_executor(self._pool, self._combined, effect)
+            combined = await loop.run_in_executor(self._pool, work, effect.chunk, rows, effect.weights)
         except (CodecError, RuleError, NodeError, OSError) as error:
             self._happened(CombineFailed(effect.chunk, str(error)))
             return
         self._happened(combined)
 
-    def _combined(self, effect: CombineChunk) -> Combined:
-        area = self._mapped()
-        rows = [self._rows[(PeerId(sender), effect.chunk)] for sender in effect.senders]
-        frames = [bytes(area[row.offset : row.offset + row.n_bytes]) for row in rows]
-        spec = self._spec.codec
-        frame, norm_sq = combine(
-            self._rule.rule, frames, weights_N=effect.weights, f=self._rule.f, codec=spec.name, block=spec.block
-        )
-        root = chunk_root(frame, spec.leaf_values)
-        self._results.put(effect.chunk, frame, root)
-        return Combined(effect.chunk, root, norm_sq)
-
     # -- small things -----------------------------------------------------------------------------------------
 
-    def _settle(self, sender: PeerId, chunk: int, outcome: bytes | str) -> None:
+    def _no_room(self, error: OSError) -> str:
+        """Tell the exchange that this reducer can't take rows in."""
+        self._happened(Unable())
+        return f"this reducer's disk has no room for the row: {error.strerror or error}"
+
+    def _settle(self, sender: PeerId, chunk: int, reason: str) -> None:
         row = self._rows.get((sender, chunk))
         if row is not None and not row.outcome.done():
-            row.outcome.set_result(outcome)
-        if isinstance(outcome, str):
+            row.outcome.set_result(reason)
+        if reason:
             self._rows.pop((sender, chunk), None)
-
-    def _slot_bytes(self) -> int:
-        spec = self._spec.codec
-        return codec.frame_bytes(spec.name, self._grid.size(0), spec.block)
-
-    def _mapped(self) -> mmap.mmap:
-        """The work file, made at the first row: a slot for each included sender's row of each chunk.
-
-        It is sparse, so what is not dealt here takes no room. Raises OSError, and ValueError once all is over: a thread
-        that is still at work then must not make it anew.
-        """
-        if self._closed:
-            raise ValueError("the attempt is over")
-        if self._file is None:
-            self._work.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._work, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                n_slots = max(1, len(self._included) * self._grid.n_chunks)
-                os.ftruncate(descriptor, n_slots * self._slot_bytes())
-                self._file = mmap.mmap(descriptor, n_slots * self._slot_bytes())
-            except BaseException:
-                os.close(descriptor)
-                raise
-            self._descriptor = descriptor
-        return self._file
 
     def _kib_s(self) -> float:
         elapsed_s = max(self._seconds() - self._began_s, 1e-3)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 
-from aggregation import codec
+from aggregation import codec, rules
 from aggregation.digest import chunk_root
 from aggregation.errors import CodecError
 from coordinator.rounds import policy
 from coordinator.rounds.ledger import Ledger
 from node.blocks import PieceStore
+from node.centre import HeadResults
 from node.donors import StateUnavailable, fetch_state
 from node.errors import NodeError
 from node.landmarks import Landmarks
@@ -58,6 +60,7 @@ class Fetcher:
         self._store, self._results, self._pieces, self._pool = store, results, pieces, pool
         self._say, self._seconds = say, seconds
         self._heads: dict[bytes, Body] = {}
+        self._result_codec = codec.result_codec(spec.codec.name)
 
     # -- the state --------------------------------------------------------------------------------------------
 
@@ -72,15 +75,45 @@ class Fetcher:
         self.told(commit, body)
         try:
             donors = await self._landmarks.find_donors(body.voters)
-            return await fetch_state(self._peers, donors, self._store, self._verify_commit)
+            ledger = await fetch_state(self._peers, donors, self._store, self._verify_commit)
         except (StateUnavailable, NodeError) as error:
             return str(error)
+        await self.centre()
+        return ledger
 
     def _verify_commit(self, commit: Commit) -> Body:
         body = self._heads.get(commit_hash(commit.body, commit.digest))
         if body is None:
             raise ValueError("its head is none that the leader has named lately")
         return body
+
+    async def centre(self) -> None:
+        """Have the results that the next round's rule starts from, of the held state's commit, where it takes any.
+
+        Each donor is asked once. Without them this node is a member like any other, but combines nothing this round.
+        """
+        head = await asyncio.to_thread(HeadResults.of, self._store.current)
+        if head is None or not rules.is_centred(self._spec.rule.name):
+            return
+        try:
+            fault = await self._have(head)
+        except NodeError as error:  # no room on the disk, say
+            fault = str(error)
+        if fault:
+            self._say(f"the results of round {head.body.round} could not be fetched: {fault}; going on without them")
+
+    async def _have(self, head: HeadResults) -> str:
+        if not head.hashes:
+            return "its commit came without their hashes"
+        wanted = Verify(head.body, head.body_hash, head.hashes, (), ())
+        area = await asyncio.to_thread(self._results.area, head.body_hash)
+        missing = await asyncio.to_thread(self._take_local, area, wanted)
+        if not missing:
+            return ""
+        donors = [peer for peer, _ in await self._landmarks.find_donors(head.body.voters)]
+        lines = tuple((*donors[turn:], *donors[:turn]) for turn in range(len(donors)))
+        shared = tuple(lines[chunk % len(lines)] for chunk in range(len(head.hashes))) if lines else ()
+        return await self._one_pass(area, replace(wanted, reducers=shared), missing, exchange=False)
 
     # -- results ----------------------------------------------------------------------------------------------
 
@@ -92,7 +125,9 @@ class Fetcher:
         """
         if not verify.result_hashes:
             return ""
-        area, deadlines = self._results.area(verify.body_hash), self._spec.deadlines
+        # What this node combined in the attempt becomes part of the body's results.
+        area = await asyncio.to_thread(self._results.rekey, verify.plan_hash, verify.body_hash)
+        deadlines = self._spec.deadlines
         began_s = came_s = self._seconds()
         fault, n_missing = "", len(verify.result_hashes)
         while missing := await asyncio.to_thread(self._take_local, area, verify):
@@ -106,7 +141,7 @@ class Fetcher:
                 await asyncio.sleep(AGAIN_S)
         return ""
 
-    async def _one_pass(self, area: ResultsArea, verify: Verify, missing: list[int]) -> str:
+    async def _one_pass(self, area: ResultsArea, verify: Verify, missing: list[int], *, exchange: bool = True) -> str:
         """Ask each source in turn for what is still missing; the last failure, or an empty string if all is here."""
         left = dict.fromkeys(missing)
         faults: list[str] = []
@@ -118,7 +153,7 @@ class Fetcher:
                 if turn < len(sources):
                     asked.setdefault(sources[turn], []).append(chunk)
             outcomes = await asyncio.gather(
-                *(self._from(peer, area, verify, chunks) for peer, chunks in sorted(asked.items()))
+                *(self._from(peer, area, verify, chunks, exchange) for peer, chunks in sorted(asked.items()))
             )
             faults += [outcome for outcome in outcomes if outcome]
             left = dict.fromkeys(area.missing(verify.result_hashes))
@@ -130,11 +165,11 @@ class Fetcher:
         line = verify.reducers[chunk] if chunk < len(verify.reducers) else ()
         return [peer for peer in dict.fromkeys((*line, *verify.holders)) if peer != self._me]
 
-    async def _from(self, peer: PeerId, area: ResultsArea, verify: Verify, chunks: list[int]) -> str:
+    async def _from(self, peer: PeerId, area: ResultsArea, verify: Verify, chunks: list[int], exchange: bool) -> str:
         wanted: dict[bytes, list[int]] = {}
         for chunk in chunks:
             wanted.setdefault(verify.result_hashes[chunk], []).append(chunk)
-        max_bytes = codec.frame_bytes(self._spec.codec.name, self._spec.codec.chunk_values, self._spec.codec.block)
+        max_bytes = codec.frame_bytes(self._result_codec, self._spec.codec.chunk_values, self._spec.codec.block)
 
         async def sink(hash_: bytes, data: bytes) -> None:
             if not await asyncio.to_thread(self._keep, area, hash_, data, wanted.get(hash_, [])):
@@ -142,7 +177,9 @@ class Fetcher:
 
         try:
             addresses = await self._whereabouts.addresses(peer)
-            missing = await self._peers.fetch(peer, addresses, "result", list(wanted), max_bytes, sink, exchange=True)
+            missing = await self._peers.fetch(
+                peer, addresses, "result", list(wanted), max_bytes, sink, exchange=exchange
+            )
         except PeerFailed as error:
             return str(error)
         return f"{peer}: {len(missing)} results are not there" if missing else ""
@@ -152,7 +189,11 @@ class Fetcher:
         try:
             for chunk in chunks:
                 codec.check(
-                    data, codec=spec.name, block=spec.block, n_values=grid.size(chunk), scale_cap=codec.RESULT_SCALE_CAP
+                    data,
+                    codec=self._result_codec,
+                    block=spec.block,
+                    n_values=grid.size(chunk),
+                    scale_cap=codec.RESULT_SCALE_CAP,
                 )
                 if chunk_root(data, spec.leaf_values) != hash_:
                     return False

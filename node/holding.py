@@ -31,24 +31,28 @@ class NodeHolder:
         running = self._exchanging()
         return running.admit_row(caller, head) if running else "no exchange runs here now"
 
-    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: bytes) -> None:
-        if (running := self._of(head)) is not None:
-            running.put(caller, head.chunk, offset, data)
+    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: memoryview) -> None:
+        if (running := self._of(head.plan)) is not None:
+            await running.put(caller, head.chunk, offset, data)
 
-    async def row_done(self, caller: PeerId, head: ChunkHead) -> bytes | str:
-        running = self._of(head)
+    async def row_done(self, caller: PeerId, head: ChunkHead) -> str:
+        running = self._of(head.plan)
         return await running.row_done(caller, head.chunk) if running else "the attempt is over"
 
+    def receipt(self, caller: PeerId, plan: bytes, chunks: tuple[int, ...]) -> bytes:
+        running = self._of(plan)
+        return running.receipt(caller, chunks) if running else b""
+
     def row_broken(self, caller: PeerId, head: ChunkHead) -> None:
-        if (running := self._of(head)) is not None:
+        if (running := self._of(head.plan)) is not None:
             running.row_broken(caller, head.chunk)
 
-    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | None:
+    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | memoryview | None:
         match kind:
             case "piece":
                 return self._pieces.locate(hash_)
             case "result":
-                return self._results.locate(hash_)
+                return self._results.find(hash_)
             case "state":
                 return self._store.locate(hash_)
             case _:
@@ -62,6 +66,6 @@ class NodeHolder:
         newer = held is not None and (held.ledger.epoch, held.ledger.round) > (epoch, round_)
         return [held.commit] if held is not None and newer and n_most > 0 else []
 
-    def _of(self, head: ChunkHead) -> Exchanging | None:
+    def _of(self, plan: bytes) -> Exchanging | None:
         running = self._exchanging()
-        return running if running is not None and running.plan_hash == head.plan else None
+        return running if running is not None and running.plan_hash == plan else None

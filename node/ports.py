@@ -72,9 +72,10 @@ class Peers(Protocol):
         source: RowSource,
         on_receipt: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Stream chunks; `on_receipt` gets each receipt's envelope. Returns when all chunks are receipted.
+        """Stream chunks; `on_receipt` gets each receipt's envelope, which may be for several chunks.
 
-        A refusal by the peer raises PeerFailed with its reason.
+        Returns when the peer, which answers every row first, has ended the call. What its receipts cover is for the
+        caller to see. A refusal by the peer raises PeerFailed with its reason.
         """
 
     async def fetch(
@@ -118,15 +119,19 @@ class Holder(Protocol):
     def admit_row(self, caller: PeerId, head: ChunkHead) -> str:
         """Before a byte of a row is taken: the reason why not, or an empty string."""
 
-    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: bytes) -> None: ...
+    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: memoryview) -> None:
+        """The next bytes of a row; they may be read until `row_done` or, before the last ones, until this returns."""
 
-    async def row_done(self, caller: PeerId, head: ChunkHead) -> bytes | str:
-        """The row is whole: wait for its check. The receipt's envelope, or the reason of a refusal."""
+    async def row_done(self, caller: PeerId, head: ChunkHead) -> str:
+        """The row is whole: wait for its check. The reason of a refusal, or an empty string: a receipt is due."""
+
+    def receipt(self, caller: PeerId, plan: bytes, chunks: tuple[int, ...]) -> bytes:
+        """The envelope of a receipt for rows of this caller that `row_done` has passed; empty once that is over."""
 
     def row_broken(self, caller: PeerId, head: ChunkHead) -> None: ...
 
-    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | None:
-        """Where a thing lies on disk: path, offset, length; None if it is not held or not for this caller."""
+    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | memoryview | None:
+        """Where a thing lies: path, offset, length on disk, or its bytes; None if not held or not for this caller."""
 
     def state_offer(self, caller: PeerId) -> StateOffer | None: ...
 

@@ -138,7 +138,7 @@ class ResultsArea:
 
 
 class ResultsStore:
-    """The areas of a node.
+    """The areas of a node. An attempt's area is kept by its plan hash until `rekey` makes it its body's.
 
     Args:
         folder: `results/` of the data folder; made if it is missing.
@@ -154,6 +154,7 @@ class ResultsStore:
         self._kept = kept
         self._lock = Lock()
         self._areas: dict[bytes, ResultsArea] = {}  # oldest first
+        self._pinned = b""
         with writing(folder, "results", sum(frame_bytes)):
             folder.mkdir(parents=True, exist_ok=True)
             found = sorted(
@@ -178,6 +179,30 @@ class ResultsStore:
             self._areas[key] = area
             self._prune()
             return area
+
+    def rekey(self, old: bytes, new: bytes) -> ResultsArea:
+        """The area of `new`, which the one of `old` becomes: what an attempt combined is not stored twice.
+
+        An area that is there for `new` already stays what it is, and so does the old one; without an old one a new one
+        is made. Whoever has the area can go on writing to it. Raises DiskFull or MachineError.
+        """
+        with self._lock:
+            area = self._areas.get(old)
+            if area is not None and new not in self._areas:
+                folder = self.folder / new.hex()
+                with writing(self.folder, "results", 0):
+                    area.folder.rename(folder)
+                    area.folder = folder
+                self._areas[new] = self._areas.pop(old)
+                if self._pinned == old:
+                    self._pinned = new
+        return self.area(new)
+
+    def pin(self, key: bytes) -> None:
+        """Keep the area of this key, if there is one, however long it is unused, until another one is pinned."""
+        with self._lock:
+            self._pinned = key
+            self._prune()
 
     def drop(self, key: bytes) -> None:
         """Forget an area that nobody will ask for."""
@@ -210,10 +235,13 @@ class ResultsStore:
             self._areas.clear()
 
     def _prune(self) -> None:
-        while len(self._areas) > self._kept:
-            area = self._areas.pop(next(iter(self._areas)))
-            area.close()
-            remove_folder(area.folder)
+        for key in list(self._areas):
+            if len(self._areas) <= self._kept:
+                break
+            if key != self._pinned and key != next(reversed(self._areas)):  # nor the one that is just asked for
+                area = self._areas.pop(key)
+                area.close()
+                remove_folder(area.folder)
 
 
 def _open(path: Path, n_bytes: int) -> int:

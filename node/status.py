@@ -6,10 +6,11 @@ from typing import Any
 
 from node.ports import Traffic
 from node.session.events import View
+from node.stages import Stages
 from protos.messages import PeerId
 
 
-def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, since_s: float) -> dict[str, Any]:
+def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, stages: Stages, since_s: float) -> dict[str, Any]:
     """One node now; `since_s` is how long it has been in this state. What is not measured is null."""
     return {
         "peer": me,
@@ -33,4 +34,8 @@ def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, since_s: fl
         "bytes_sent": traffic.sent,
         "bytes_received": traffic.received,
         "paused_by": list(view.paused_by),
+        "stages": {
+            name: {"bytes": stage.n_bytes, "seconds": round(stage.seconds, 3), "copies": round(stage.copies, 2)}
+            for name, stage in stages.sums().items()
+        },
     }

@@ -216,6 +216,7 @@ _ITEMS: dict[str, Bound] = {
     "chunks": CHUNK,
     "n_chunks": Integer(most=limits.CHUNKS),
     "n_most": Integer(most=limits.COMMITS),
+    "Plan.replicas": Integer(least=1, most=limits.MEMBERS),
     "ChunkHead.n_bytes": Integer(most=limits.THING_BYTES),
     "FetchHead.n_bytes": Integer(least=-1, most=limits.THING_BYTES),
     "inner_loss": ANY_SIGN,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -80,9 +80,10 @@ class Frames:
             payload = _payload(kind, message)
         except Unfit as unfit:
             raise unfit.within(f".{kind.name}") from None
-        return kind.tag + _varint(len(payload)) + payload
+        return b"".join((kind.tag, _varint(len(payload)), payload))
 
     def decode(self, raw: bytes) -> object:
+        """The message in a frame. The data of a Part is no copy but a view of the frame, and keeps it in memory."""
         if len(raw) > limits.FRAME_BYTES:
             raise Unfit(f"{len(raw)} bytes exceed the limit of {limits.FRAME_BYTES}")
         found: tuple[_Kind, int, int] | None = None
@@ -103,7 +104,7 @@ class Frames:
             raise Unfit(f"holds an unknown message ({unknown[0]})" if unknown else "is empty")
         kind, start, end = found
         try:
-            return _message(kind, raw[start:end])
+            return _message(kind, raw, start, end)
         except Unfit as unfit:
             raise unfit.within(f".{kind.name}") from None
 
@@ -118,16 +119,24 @@ def _kind(descriptor: Any, cls: type) -> _Kind:
     return _Kind(descriptor.name, tag, cls, attribute=field.name, is_text=is_text, bound=bound)
 
 
-def _payload(kind: _Kind, message: object) -> bytes:
+def _payload(kind: _Kind, message: object) -> bytes | memoryview:
     if kind.convert is not None:
         return kind.convert.encode(message)
     value = getattr(message, kind.attribute)
+    if isinstance(message, Part) and isinstance(value, memoryview):
+        _check_part(value)
+        return value
     if kind.bound is not None:
         kind.bound.check(value)
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _message(kind: _Kind, payload: bytes) -> object:
+def _message(kind: _Kind, raw: bytes, start: int, end: int) -> object:
+    if kind.cls is Part:
+        view = memoryview(raw)[start:end]
+        _check_part(view)
+        return Part(cast(bytes, view))
+    payload = raw[start:end]
     if kind.convert is not None:
         return kind.convert.decode(payload)
     value: bytes | str = payload
@@ -139,6 +148,14 @@ def _message(kind: _Kind, payload: bytes) -> object:
     if kind.bound is not None:
         kind.bound.check(value)
     return kind.cls(value)
+
+
+def _check_part(data: memoryview) -> None:
+    """As the bound of Part's data, which knows bytes only."""
+    if not (data.contiguous and data.itemsize == 1):
+        raise Unfit("a view that is not of bytes in a row")
+    if len(data) > limits.PART_BYTES:
+        raise Unfit(f"{len(data)} bytes exceed the limit of {limits.PART_BYTES}")
 
 
 def _varint(value: int) -> bytes:

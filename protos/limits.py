@@ -5,7 +5,7 @@ A writer is held to the same limits as a reader, so what is refused here never l
 
 from __future__ import annotations
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Said in Hello and at admission; two that differ don't talk."""
 
 # -- bytes ---------------------------------------------------------------------------------------------------------
@@ -14,8 +14,9 @@ MESSAGE_BYTES = 64 * 2**20
 """One encoded message or envelope."""
 FRAME_BYTES = MESSAGE_BYTES + 64
 """One frame of a stream, its tag and length included: what gRPC's maximum message length is set to."""
-PART_BYTES = 2**20
-"""Data of one part of a stream; whatever is longer travels in parts."""
+PART_BYTES = 2**20 + 2**14
+"""Data of one part of a stream; whatever is longer travels in parts. A chunk of 2^20 values as int8, with the scales of
+its blocks of 512 values or more, is one part: a second message for what is left over would cost nearly as much."""
 THING_BYTES = 128 * 2**20
 """One chunk, state chunk, result or piece, over all its parts: 2^24 values as fp32 and room for a header."""
 RECORD_BYTES = 1024

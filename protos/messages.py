@@ -623,7 +623,8 @@ class FetchHead:
 class StateOffer:
     """What a donor holds: the state after `commit`, as the hashes of its chunks; verified against the digest.
 
-    `ledger` is the folded ledger after that commit as bytes, verified against the body's `ledger_hash`.
+    `ledger` is the folded ledger after that commit as bytes, verified against the body's `ledger_hash`. The commit's
+    `result_hashes`, verified against the body's `results_root`, are what the results of that round are fetched by.
     """
 
     commit: Commit

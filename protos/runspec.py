@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from protos.limits import PROTOCOL
+
 SPEC_BYTES_MAX = 256 * 1024
 
 Positive = Annotated[int, Field(gt=0, le=2**53)]
@@ -91,7 +93,7 @@ class WorkSpec(Part):
 
 
 class CodecSpec(Part):
-    name: Literal["int8", "fp32"] = "int8"
+    name: Literal["int8", "fp32", "fp16", "int4", "topk"] = "int8"
     block: Annotated[int, Field(ge=32, le=65536)] = 1024
     chunk_values: Annotated[int, Field(ge=1024, le=2**24)] = 2**20
     leaf_values: Annotated[int, Field(ge=1024, le=2**20)] = 2**16
@@ -100,18 +102,28 @@ class CodecSpec(Part):
     def _nested(self) -> CodecSpec:
         if self.leaf_values % self.block or self.chunk_values % self.leaf_values:
             raise ValueError("chunk_values must be a multiple of leaf_values, and leaf_values of block")
+        if self.name == "topk" and (self.block > 4096 or self.block % 64):
+            raise ValueError(f"codec topk needs a block of at most 4096 and a multiple of 64, not {self.block}")
         return self
 
 
 class RuleSpec(Part):
-    name: str = "mean"
-    f_max: Count = 0
-    weight_cap: Annotated[float, Field(ge=1, le=1e6)] = 8.0
+    name: Annotated[str, Field(min_length=1, max_length=100)] = "default"
+    """One of `aggregation.rules`, compositions `a+b+c` included. That it is one is checked by who computes with it, so
+    that what only reads a RunSpec needs no numerics."""
+    f_max: Annotated[int, Field(ge=0, le=2**16)] = 2**16
+    """The most Byzantine contributions to plan for, as many as `fraction` gives by default; 0 gives up robustness."""
+    fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.2
+    """Share of the contributions that may be Byzantine: f of N is ⌊fraction·N⌋, at least 1 from N = 3 on."""
+    weight_cap: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    """Times the median of the tokens that a contribution weighs at most. None: 2 in open runs, 8 in others."""
     gate_low: Annotated[float, Field(ge=0, le=1)] = 0.1
     gate_high: Annotated[float, Field(ge=1, le=1e6)] = 3.0
-    replicas: Annotated[int, Field(ge=1, le=4)] = 1
-    degraded: bool = True
-    """Whether N = 1 and N = 2 commit; open runs of strangers set it to false."""
+    replicas: Literal["auto", 1, 2, 3, 4] = "auto"
+    """Reducers of a chunk. auto: all that can be reached while that costs each at most 16 MiB, else f + 1; 1 in
+    allow-list runs."""
+    degraded: bool | None = None
+    """Whether one or two contributions make a round, of which nobody can tell which lies; None: not in open runs."""
 
 
 class DeadlineSpec(Part):
@@ -156,7 +168,7 @@ class RunSpec(Part):
 
     name: Annotated[str, Field(max_length=100)] = ""
     revision: Positive = 1
-    protocol: Positive = 1
+    protocol: Positive = PROTOCOL
     numerics_version: Positive = 1
     seed: Count = 0
     preset: str = "tiny"

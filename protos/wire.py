@@ -30,6 +30,7 @@ __all__ = [
     "encode_fetch_frame",
     "encode_leader_frame",
     "encode_member_frame",
+    "encode_part",
     "encode_receipt_frame",
     "split",
 ]
@@ -99,7 +100,7 @@ def encode_chunk_frame(message: ChunkHead | Part | Signed) -> bytes:
 
 
 def decode_chunk_frame(raw: bytes) -> ChunkHead | Part | Signed:
-    """Raises WireError."""
+    """Raises WireError. A part's data is a view of the frame."""
     return cast(ChunkHead | Part | Signed, _decode_frame(CHUNK, raw))
 
 
@@ -119,8 +120,13 @@ def encode_fetch_frame(message: FetchHead | Part) -> bytes:
 
 
 def decode_fetch_frame(raw: bytes) -> FetchHead | Part:
-    """Raises WireError."""
+    """Raises WireError. A part's data is a view of the frame."""
     return cast(FetchHead | Part, _decode_frame(FETCH, raw))
+
+
+def encode_part(data: memoryview) -> bytes:
+    """The frame of a part, the same on a stream of chunks and of things; copies the data once. Raises WireError."""
+    return _encode_frame(FETCH, Part(cast(bytes, data)))
 
 
 def _encode_frame(frames: Frames, message: object) -> bytes:

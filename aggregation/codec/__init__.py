@@ -1,7 +1,7 @@
 """Values to frames and back: bounded, total, and to the same bytes on every machine.
 
 Whatever bytes come in, a function here gives a value or raises CodecError, and it compares sizes before it spends
-memory. `frame` has the layout of the header, `int8` and `fp32` those of the bodies.
+memory. `frame` has the layout of the header, each codec's module that of its body; `feedback` encodes with a residual.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aggregation.codec.frame import (
     pack_header,
     read_header,
 )
-from aggregation.codec.registry import by_id, by_name, names
+from aggregation.codec.registry import by_id, by_name, feedback_decay, names, result_codec
 from aggregation.errors import CodecError
 
 if TYPE_CHECKING:
@@ -39,9 +39,11 @@ __all__ = [
     "decode_into",
     "encode",
     "encode_into",
+    "feedback_decay",
     "frame_bytes",
     "header",
     "names",
+    "result_codec",
     "squared_norm",
 ]
 
@@ -72,7 +74,11 @@ def body_range(name: str, *, block: int, n_values: int, value_start: int, value_
 
 
 def encode(name: str, values_D: ArrayLike, *, block: int = BLOCK) -> bytes:
-    """One frame of fp32 values. Raises CodecError for a non-finite value or one beyond the codec's cap."""
+    """One frame of a flat vector of numbers, which are taken as fp32.
+
+    fp16 and bf16 arrays are widened, fp64 and integers rounded; strided and read-only ones will do. Raises CodecError
+    for a non-finite value, one beyond the codec's cap, a block that the codec can't have, and for no flat vector.
+    """
     values = _as_values(values_D)
     frame = np.empty(frame_bytes(name, values.size, block), np.uint8)
     encode_into(name, values, frame, block=block)
@@ -165,11 +171,18 @@ def _open(frame: Buffer) -> tuple[Codec, Header, Bytes]:
 
 
 def _as_values(values: ArrayLike) -> Floats:
-    with np.errstate(over="ignore"):  # an fp64 value beyond fp32 becomes infinite, which the codec refuses
-        array = np.require(np.asarray(values), np.float32, ["C", "A"])
+    """A flat, contiguous fp32 vector: what is narrower is widened, what is wider is rounded to the nearest."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors that numpy has no type or memory for
+        raise CodecError(f"values are no numbers that numpy knows: {error}") from None
+    # Extension types, such as the bf16 of ml_dtypes, say themselves that they fit into fp32.
+    if array.dtype.kind not in "fiub" and not np.can_cast(array.dtype, np.float32):
+        raise CodecError(f"values are real numbers, not {array.dtype}")
     if array.ndim != 1:
         raise CodecError(f"values are one flat vector, not of shape {array.shape}")
-    return np.asarray(array)
+    with np.errstate(over="ignore"):  # an fp64 value beyond fp32 becomes infinite, which the codec refuses
+        return np.asarray(np.require(array, np.float32, ["C", "A"]))
 
 
 def _as_output(out_P: Floats) -> Floats:

@@ -14,23 +14,26 @@ from aggregation.codec.frame import HEADER_BYTES, SCALE_CAP, pack_header
 from aggregation.codec.int8 import SCALE_BYTES, ZERO_BELOW, Int8
 from aggregation.errors import CodecError
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @torch.no_grad()
 def encode_int8(values_P: Tensor, *, block: int = 1024, scale_cap: float = SCALE_CAP) -> Tensor:
-    """The frame of a flat fp32 tensor, as uint8 on its device.
+    """The frame of a flat fp32, fp16 or bf16 tensor, as uint8 on its device; the halves are widened, which is exact.
 
     Raises CodecError for another kind of tensor, a non-finite value or one beyond the codec's cap.
     """
-    if values_P.dtype != torch.float32 or values_P.ndim != 1:
+    if values_P.dtype not in _DTYPES or values_P.ndim != 1:
         raise CodecError(f"values are one flat fp32 vector, not {values_P.dtype} of shape {tuple(values_P.shape)}")
+    values_P = values_P.to(torch.float32)
     n_values = values_P.numel()
     header = torch.tensor(list(pack_header(Int8.id, block, n_values)), dtype=torch.uint8)
     n_whole = n_values - n_values % block
     parts = [header.to(values_P.device)]
     if n_whole:
-        parts.append(_encode_blocks(values_P[:n_whole].view(-1, block), scale_cap))
+        parts.append(_encode_blocks(values_P[:n_whole].reshape(-1, block), scale_cap))
     if n_whole < n_values:
-        parts.append(_encode_blocks(values_P[n_whole:].view(1, -1), scale_cap))
+        parts.append(_encode_blocks(values_P[n_whole:].reshape(1, -1), scale_cap))
     frame = torch.cat(parts)
     if frame.numel() != HEADER_BYTES + Int8().body_bytes(n_values, block):
         raise AssertionError("the device encoder and the frame's layout disagree")

@@ -53,7 +53,10 @@ class Codec(Protocol):
     def id(self) -> int: ...
 
     def body_bytes(self, n_values: int, block: int) -> int:
-        """Length of a body; also the offset of value `n_values`, where that is a multiple of the block."""
+        """Length of a body; also the offset of value `n_values`, where that is a multiple of the block.
+
+        Raises CodecError for a block that fits a frame, but not this codec.
+        """
         ...
 
     def encode(self, values_P: Floats, block: int, scale_cap: float, body: Bytes) -> None:

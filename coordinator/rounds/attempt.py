@@ -61,9 +61,14 @@ class Attempt:
     deal_envelope: bytes = b""
     lines: tuple[tuple[PeerId, ...], ...] = ()
     included: tuple[PeerId, ...] = ()
-    reducers: tuple[PeerId, ...] = ()  # who has been dealt chunks
+    dealt: dict[PeerId, list[int]] = field(default_factory=dict)  # the chunks of each reducer
     results: dict[PeerId, tuple[Results, bytes]] = field(default_factory=dict)
+    enough_at: Instant | None = None
+    """Since when every chunk has results of enough replicas that agree: the others are not waited for much longer."""
     claims: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    """Which senders' rows have not come, by each reducer's word; none: it can't combine what it has."""
+    _tally: dict[int, dict[tuple[bytes, float], int]] = field(default_factory=dict)
+    _agreed: set[int] = field(default_factory=set)
     proposal: Proposal | None = None
     body: Body | None = None
     body_hash: bytes = b""
@@ -71,8 +76,45 @@ class Attempt:
     votes: dict[PeerId, tuple[Vote, bytes]] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
 
+    @property
+    def reducers(self) -> tuple[PeerId, ...]:
+        """Who has been dealt chunks."""
+        return tuple(sorted(self.dealt))
+
     def members(self) -> tuple[PeerId, ...]:
         return tuple(member.peer for member in self.plan.members) if self.plan else ()
+
+    def take(self, peer: PeerId, results: Results, envelope: bytes) -> None:
+        """Keep a reducer's first word, and count whose words are the same for each chunk."""
+        if peer in self.results:
+            return
+        self.results[peer] = results, envelope
+        if [result.chunk for result in results.results] != self.dealt.get(peer):
+            return  # a fault, which is looked into before anything is proposed
+        for result in results.results:
+            said = self._tally.setdefault(result.chunk, {})
+            key = (result.hash, result.norm_sq)
+            said[key] = said.get(key, 0) + 1
+            if said[key] == min(self.enough, len(self.lines[result.chunk])):
+                self._agreed.add(result.chunk)
+
+    @property
+    def enough(self) -> int:
+        """So many replicas that say the same need no more to say it: one of them is honest."""
+        return min(self.plan.f + 1, self.plan.replicas) if self.plan else 1
+
+    def is_covered(self) -> bool:
+        """Whether every chunk has a result."""
+        return len(self._tally) == len(self.lines)
+
+    def is_agreed(self) -> bool:
+        """Whether every chunk has enough results that are the same."""
+        return len(self._agreed) == len(self.lines)
+
+    def is_stuck(self, out: Collection[PeerId]) -> bool:
+        """Whether a chunk has nobody left who has reduced it or will."""
+        left = {chunk for peer, chunks in self.dealt.items() if peer not in out for chunk in chunks}
+        return len(left) < len(self.lines)
 
     def evidence(self) -> Evidence | None:
         """What the exchange has left so far. `commitments` are those that the deal lists."""
@@ -98,7 +140,7 @@ def plan_for(
 ) -> Plan:
     """The plan of an attempt; senders and reducers come with their records' sequence numbers."""
     records = {**reducers, **senders}
-    applied = policy.applied_rule(spec, len(senders))
+    applied = policy.planned_rule(spec, len(senders))
     return Plan(
         run=ledger.run,
         epoch=ledger.epoch,
@@ -117,7 +159,7 @@ def plan_for(
         fragment=Range(0, spec.model.n_values),
         tau=0,
         privatise="identity",
-        replicas=spec.rule.replicas,
+        replicas=policy.replicas(spec, applied.f if applied else 0, len(senders), len(reducers)),
         commitment_s=spec.deadlines.commitment_s,
         exchange_s=spec.deadlines.exchange_s,
         vote_s=spec.deadlines.vote_s,
@@ -141,4 +183,4 @@ def deal_for(attempt: Attempt, ledger: Ledger, spec: RunSpec, reducers: Collecti
         n_chunks = policy.grid(spec).n_chunks
         attempt.lines = policy.lines(attempt.plan_hash, included, attempt.deal.bandwidths, n_chunks)
         replicas = attempt.plan.replicas if attempt.plan else 1
-        attempt.reducers = tuple(sorted({peer for line in attempt.lines for peer in line[:replicas]}))
+        attempt.dealt = proposing.chunks_of(attempt.lines, replicas)

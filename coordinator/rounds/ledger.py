@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aggregation.digest import tagged_hash
+from aggregation.rules.gate import normalised
 from coordinator.rounds import leases
-from protos.messages import ZERO_HASH, Body, Outcome, PeerId, Range, Seat, Standing
+from protos.messages import ZERO_HASH, Body, MemberEntry, Outcome, PeerId, Range, Seat, Standing
 
 NORMS_KEPT = 16
 LEDGER_BYTES_MAX = 16 * 2**20
@@ -40,7 +41,8 @@ class Ledger:
     credit: Mapping[PeerId, int]  # tokens that counted, by peer
     nominal_step: int
     n_committed: int
-    norms: tuple[float, ...]  # of the last aggregates, oldest first
+    norms: tuple[float, ...]  # s·‖aggregate‖ / (Σ lr)^0.8 of the last committed rounds, oldest first
+    centre_norm: float  # s·‖aggregate‖ of the head, which centred rules start from; 0 after an empty round
     bandwidths: Mapping[PeerId, float]
     spec_revision: int
     head: bytes = ZERO_HASH
@@ -94,6 +96,7 @@ class Ledger:
                 nominal_step=int(content["nominal_step"]),
                 n_committed=int(content["n_committed"]),
                 norms=tuple(_figure(norm) for norm in content["norms"]),
+                centre_norm=_figure(content["centre_norm"]),
                 bandwidths={PeerId(str(k)): _figure(v) for k, v in content["bandwidths"].items()},
                 spec_revision=int(content["spec_revision"]),
             )
@@ -108,7 +111,7 @@ def genesis(run: PeerId, coordinator: PeerId) -> Ledger:
     """The ledger of commit 0: nobody seated, the coordinator the only voter."""
     return Ledger(
         run=run, epoch=0, round=0, cursor=0, pool=(), seats=(), voters=(coordinator,), since={}, standing={}, tokens=0,
-        credit={}, nominal_step=0, n_committed=0, norms=(), bandwidths={}, spec_revision=1,
+        credit={}, nominal_step=0, n_committed=0, norms=(), centre_norm=0.0, bandwidths={}, spec_revision=1,
     )  # fmt: skip
 
 
@@ -145,7 +148,9 @@ def fold(ledger: Ledger, body: Body) -> Ledger:
     since = {peer: at for peer, at in ledger.since.items() if peer in seated}
     for peer in sorted(seated):
         since.setdefault(peer, body.round)
-    norms = (*ledger.norms, body.aggregate_norm)[-NORMS_KEPT:] if committed else ledger.norms
+    centre_norm = body.clip_factor * body.aggregate_norm if committed else 0.0
+    if not math.isfinite(centre_norm):
+        raise LedgerError(f"an aggregate of norm {body.aggregate_norm} times {body.clip_factor} is none")
     return replace(
         ledger,
         epoch=body.epoch,
@@ -160,12 +165,39 @@ def fold(ledger: Ledger, body: Body) -> Ledger:
         credit=credit,
         nominal_step=ledger.nominal_step + (body.h if committed else 0),
         n_committed=ledger.n_committed + int(committed),
-        norms=norms,
+        norms=_norms_after(ledger, body, centre_norm),
+        centre_norm=centre_norm,
         bandwidths={entry.peer: entry.kib_s for entry in body.reducers if entry.kib_s > 0} or ledger.bandwidths,
         spec_revision=body.spec_revision,
         head=ZERO_HASH,
         digest=ZERO_HASH,
     )
+
+
+def round_lr(members: Iterable[MemberEntry]) -> float:
+    """Σ of a round's inner learning rates: the weighted lower median of what the members that counted say of theirs.
+
+    A sum of 0 says that nobody knows. Who claims less than its steps took can move it no further than to another's sum
+    while it holds less than half of the weight, and more than its steps allow is out before.
+    """
+    rows = sorted((member.sum_lr, member.weight) for member in members if member.counted)
+    half = sum(weight for _, weight in rows) / 2
+    cumulated = 0.0
+    for sum_lr, weight in rows:
+        cumulated += weight
+        if cumulated >= half:
+            return sum_lr
+    return 0.0
+
+
+def _norms_after(ledger: Ledger, body: Body, norm: float) -> tuple[float, ...]:
+    """With what a committed round's aggregate adds, unless nothing says what it is to be compared by."""
+    if body.outcome is not Outcome.COMMITTED:
+        return ledger.norms
+    sum_lr = round_lr(body.members)
+    if sum_lr == 0.0 and norm > 0.0:
+        return ledger.norms
+    return (*ledger.norms, normalised(norm, sum_lr))[-NORMS_KEPT:]
 
 
 def _pool_after(ledger: Ledger, body: Body, cursor: int) -> tuple[Range, ...]:

@@ -124,13 +124,13 @@ class Rounds(Phases):
             raise InvariantBroken("the attempt's number could be used again")
         if self.phase is Phase.COMMITMENT and attempt.plan is None:
             raise InvariantBroken("commitments without a plan")
-        if self.phase is Phase.EXCHANGE and (attempt.deal is None or not attempt.included or not attempt.reducers):
+        if self.phase is Phase.EXCHANGE and (attempt.deal is None or not attempt.included or not attempt.dealt):
             raise InvariantBroken("an exchange without a deal")
         if self.phase is Phase.VOTE and (attempt.proposal is None or attempt.body is None):
             raise InvariantBroken("a vote without a proposal")
         if not set(attempt.included) <= set(attempt.commitments) <= set(attempt.losses):
             raise InvariantBroken("someone is included who was not planned")
-        if not set(attempt.results) <= set(attempt.reducers) <= set(attempt.members()):
+        if not set(attempt.results) <= set(attempt.dealt) <= set(attempt.members()):
             raise InvariantBroken("someone reduces who was not planned")
 
     # -- events -----------------------------------------------------------------------------------------------
@@ -219,10 +219,10 @@ class Rounds(Phases):
                 if self.phase is Phase.COMMITMENT and peer in attempt.losses:
                     attempt.commitments.setdefault(peer, (message, event.envelope))
             case Results(plan) if attempt is not None and plan == attempt.plan_hash:
-                if self.phase is Phase.EXCHANGE and peer in attempt.reducers:
-                    attempt.results.setdefault(peer, (message, event.envelope))
+                if self.phase is Phase.EXCHANGE and peer in attempt.dealt:
+                    attempt.take(peer, message, event.envelope)
             case Missing(plan, lacks) if attempt is not None and plan == attempt.plan_hash:
-                if self.phase is Phase.EXCHANGE and peer in attempt.reducers:
+                if self.phase is Phase.EXCHANGE and peer in attempt.dealt:
                     attempt.claims[peer] = {lack.sender for lack in lacks if lack.sender in attempt.included}
             case Promise() if attempt is not None and self._is_for(message, attempt):
                 extends = message.proposal is None or self._extends(event)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aggregation import rules
 from aggregation.chunks import ChunkGrid, deal
+from aggregation.codec import frame_bytes
 from aggregation.errors import RuleError
 from aggregation.exchange import deal_seed
-from aggregation.rules import effective, norm_gate
+from aggregation.rules import gate
+from aggregation.rules.policy import effective
+from aggregation.spec import unknown_codec, unknown_rule
 from coordinator.rounds import leases
-from coordinator.rounds.ledger import Ledger
-from protos.messages import Bandwidth, Commitment, Leave, PeerId, Promise, Range, Seat
+from coordinator.rounds.ledger import Ledger, round_lr
+from protos.messages import Bandwidth, Commitment, Excluded, Leave, MemberEntry, PeerId, Promise, Range, Seat
 from protos.runspec import RunSpec
 
 VOTERS_MAX = 32
@@ -21,6 +26,14 @@ REACHABLE_ENOUGH = 3
 """While fewer members than this can be reached, the observer reduces too."""
 NORM_SQ_MOST = 1e100
 """‖·‖² of no frame comes near it: fp32 values end at 3.4e38, and a chunk has at most 2^24."""
+NORM_SLACK = 1.02
+"""Two int8 hops may lengthen a vector a little."""
+NO_STEPS = "no steps"
+"""Why a commitment is out that claims nothing: no fault, so it takes nothing of what f allows for."""
+MESH_BYTES_MOST = 16 * 2**20
+"""What replicas = auto lets a reducer receive in a round for the sake of having every chunk reduced by everyone."""
+WEIGHT_CAPS = {"open": 2.0, "invite": 8.0, "allow_list": 8.0}
+"""Times the median of the tokens: where anyone may come, a high claim buys little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,16 @@ class Applied:
     f: int
     fallback: str
     degraded: str
+
+
+def unknown(spec: RunSpec) -> str:
+    """What a RunSpec names that this version can't compute with, and what is nearest; else an empty string.
+
+    A RunSpec is read by whoever shows a run, too, so its own validation doesn't know rules.
+    """
+    if why := unknown_rule(spec.rule.name):
+        return f"rule.name is {why}"
+    return f"codec.name is {why}" if (why := unknown_codec(spec.codec.name)) else ""
 
 
 def grid(spec: RunSpec) -> ChunkGrid:
@@ -119,9 +142,9 @@ def excluded(
         if fault := fault_of(commitments[peer], seats.get(peer), spec):
             reasons[peer] = fault
         elif commitments[peer].steps == 0:
-            reasons[peer] = "no steps"
+            reasons[peer] = NO_STEPS
     compared = [peer for peer in sorted(commitments) if peer not in reasons]
-    gated = norm_gate(
+    gated = gate.norm_gate(
         [delta_norm(commitments[peer]) for peer in compared],
         [commitments[peer].sum_lr for peer in compared],
         low=spec.rule.gate_low,
@@ -132,35 +155,80 @@ def excluded(
 
 
 def weights(commitments: Mapping[PeerId, Commitment], spec: RunSpec) -> dict[PeerId, float]:
-    """Tokens, capped at `weight_cap` times the median (mean of the two middle ones), never raised."""
+    """Tokens, capped at the run's `weight_cap` times the median (mean of the two middle ones), never raised."""
     tokens = sorted(commitments[peer].tokens for peer in commitments)
     if not tokens:
         return {}
     n = len(tokens)
-    cap = spec.rule.weight_cap * (tokens[(n - 1) // 2] + tokens[n // 2]) / 2
+    times = spec.rule.weight_cap or WEIGHT_CAPS[spec.membership.admission]
+    cap = times * (tokens[(n - 1) // 2] + tokens[n // 2]) / 2
     return {peer: min(float(commitments[peer].tokens), cap) for peer in sorted(commitments)}
 
 
-def applied_rule(spec: RunSpec, n: int) -> Applied | None:
-    """The rule for n contributions, or None where there is none, and the round is empty."""
+def planned_rule(spec: RunSpec, n_senders: int) -> Applied | None:
+    """The rule that a plan names: for so many equal contributions, none of them rejected."""
+    return _applied(spec, (1.0,) * n_senders, 0)
+
+
+def applied_rule(spec: RunSpec, included: Mapping[PeerId, Commitment], excluded: Iterable[Excluded]) -> Applied | None:
+    """The rule for the contributions that a deal includes, or None where there is none, and the round is empty.
+
+    `excluded` are the deal's: who is out for a fault or by the gate has used up some of what f allows for.
+    """
+    n_rejected = sum(1 for entry in excluded if entry.reason != NO_STEPS)
+    return _applied(spec, tuple(weights(included, spec).values()), n_rejected)
+
+
+def _applied(spec: RunSpec, weights_N: Sequence[float], n_rejected: int) -> Applied | None:
+    rule = spec.rule
     try:
-        rule, f, fallback, degraded = effective(spec.rule.name, n, spec.rule.f_max)
+        choice = effective(rule.name, weights_N, f_max=rule.f_max, fraction=rule.fraction, rejected=n_rejected)
     except RuleError:
         return None
-    return Applied(rule, f, fallback or "", degraded or "")
+    return Applied(choice.rule, choice.f, choice.fallback or "", choice.degraded or "")
 
 
-def refused(spec: RunSpec, n: int) -> str:
-    """Why a round with n contributions is committed empty, or an empty string."""
+def takes_degraded(spec: RunSpec) -> bool:
+    """Whether rounds of one or two contributions commit: not among strangers, unless the run says so."""
+    return spec.membership.admission != "open" if spec.rule.degraded is None else spec.rule.degraded
+
+
+def refused(spec: RunSpec, included: Mapping[PeerId, Commitment], excluded: Iterable[Excluded]) -> str:
+    """Why a round with these contributions is committed empty, or an empty string."""
+    n = len(included)
     if n < 1:
         return "no contributions"
     if n < spec.membership.min_contributors:
         return f"{n} contributions, and this run needs {spec.membership.min_contributors}"
-    if n <= 2 and not spec.rule.degraded:
-        return f"{n} contributions, and this run refuses degraded rounds"
-    if applied_rule(spec, n) is None:
-        return f"too few contributions for {spec.rule.name}: {n}"
+    if n <= 2 and not takes_degraded(spec):
+        return f"{n} contribution{'s' if n > 1 else ''}, too few to tell who lies: rule.degraded=true would take them"
+    if applied_rule(spec, included, excluded) is None:
+        return unknown(spec) or f"too few contributions for {spec.rule.name}: {n}"
     return ""
+
+
+def replicas(spec: RunSpec, f: int, n_senders: int, n_reducers: int) -> int:
+    """How many reducers a chunk has, for a plan with this f.
+
+    auto: in allow-list runs one, since each multiplies every uplink. In others all of them while the rows that one
+    receives, every sender's whole vector, stay small; else f + 1, so that one of them is honest.
+    """
+    if spec.rule.replicas != "auto":
+        wanted: int = spec.rule.replicas
+    elif spec.membership.admission == "allow_list":
+        wanted = 1
+    elif n_senders * vector_bytes(spec) <= MESH_BYTES_MOST:
+        wanted = n_reducers
+    else:
+        wanted = f + 1
+    return max(1, min(wanted, n_reducers))
+
+
+def vector_bytes(spec: RunSpec) -> int:
+    """The bytes of one contribution, all its frames together."""
+    cut, codec = grid(spec), spec.codec
+    first, last = (frame_bytes(codec.name, cut.size(chunk), codec.block) for chunk in (0, cut.n_chunks - 1))
+    return (cut.n_chunks - 1) * first + last
 
 
 def lines(
@@ -175,9 +243,26 @@ def lines(
     return tuple(tuple(PeerId(peer) for peer in line) for line in dealt)
 
 
-def clip_factor(rule: str) -> float:
-    """s of the commit: 1 for rules that don't clip the aggregate."""
-    return 1.0
+def clip_factor(spec: RunSpec, ledger: Ledger, aggregate_norm: float, members: Iterable[MemberEntry]) -> float:
+    """s of the commit, an fp32 value: 1 unless the run's rule clips the aggregate.
+
+    The run's own rule decides, also where a fallback is in force: with few contributions a jump is no likelier honest.
+    """
+    if not rules.clips_aggregate(spec.rule.name):
+        return 1.0
+    return gate.clip_factor(aggregate_norm, round_lr(members), ledger.norms)
+
+
+def result_norm_limit(included: Mapping[PeerId, Commitment], chunk: int, applied: Applied, centre_norm: float) -> float:
+    """The largest norm that a chunk's result may have.
+
+    By how much a rule may lengthen the longest of the chunk's contributions, or what it starts from: a centred rule's
+    is the head's results, whose norm over the whole vector (the ledger's `centre_norm`) bounds that of each chunk.
+    """
+    longest = math.sqrt(max(commitment.norms[chunk] for commitment in included.values()))
+    if rules.is_centred(applied.rule):
+        longest = max(longest, centre_norm)
+    return NORM_SLACK * rules.norm_growth(applied.rule, len(included), applied.f) * longest
 
 
 # -- the next round ----------------------------------------------------------------------------------------------

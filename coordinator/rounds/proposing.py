@@ -6,7 +6,7 @@ What a leader may choose (whom it seats, who has left, why a round is empty) is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregation.digest import results_root
@@ -29,11 +29,6 @@ from protos.messages import (
 )
 from protos.runspec import RunSpec
 
-NORM_SLACK = 1.02
-"""Two int8 hops may lengthen a vector a little."""
-MEDIAN_GROWTH = math.sqrt(2.0)
-"""At least half of the rows have |x| ≥ |median| in each coordinate: its norm is at most √2 times the largest row's."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -48,6 +43,10 @@ class Evidence:
     def included(self) -> dict[PeerId, Commitment]:
         out = {entry.peer for entry in self.deal.excluded}
         return {peer: self.commitments[peer] for peer in sorted(self.commitments) if peer not in out}
+
+    def applied(self, spec: RunSpec) -> policy.Applied | None:
+        """The rule for what is included."""
+        return policy.applied_rule(spec, self.included(), self.deal.excluded)
 
 
 def build_body(
@@ -65,12 +64,14 @@ def build_body(
     """The body of the round after `ledger`. Without evidence the round is empty, for this reason."""
     included = evidence.included() if evidence else {}
     weights = policy.weights(included, spec)
-    applied = policy.applied_rule(spec, len(included)) if included else None
+    applied = evidence.applied(spec) if evidence else None
     committed = evidence is not None and applied is not None and not reason
     used = {peer: commitment.used for peer, commitment in included.items()} if committed else {}
     returned = policy.returned(ledger, used)
     seats, _ = policy.seats_for(ledger, returned, sorted(seated), spec)
     hashes = result_hashes(evidence, spec) if evidence and committed else ()
+    members = _members(evidence, weights if committed else {})
+    norm = _aggregate_norm(evidence) if committed else 0.0
     body = Body(
         run=ledger.run,
         epoch=ledger.epoch,
@@ -84,7 +85,7 @@ def build_body(
         anchor_digest=ledger.digest,
         outcome=Outcome.COMMITTED if committed else Outcome.EMPTY,
         reason="" if committed else reason,
-        members=_members(evidence, weights if committed else {}),
+        members=members,
         reducers=_reducers(evidence) if committed else (),
         rule=applied.rule if applied and committed else spec.rule.name,
         f=applied.f if applied and committed else 0,
@@ -92,8 +93,8 @@ def build_body(
         degraded=applied.degraded if applied and committed else "",
         codec=spec.codec.name,
         results_root=results_root(hashes) if hashes else ZERO_HASH,
-        clip_factor=policy.clip_factor(spec.rule.name),
-        aggregate_norm=_aggregate_norm(evidence) if committed else 0.0,
+        clip_factor=policy.clip_factor(spec, ledger, norm, members) if committed else 1.0,
+        aggregate_norm=norm,
         numerics_version=spec.numerics_version,
         h=spec.work.h,
         lr=spec.inner.lr * spec.inner.warmed(ledger.nominal_step + spec.work.h - 1),
@@ -126,7 +127,7 @@ def lines_of(evidence: Evidence, spec: RunSpec) -> tuple[tuple[PeerId, ...], ...
 
 def evidence_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
     """What is wrong with the evidence of a round after `ledger`; signatures have been verified before."""
-    return deal_faults(evidence, ledger, spec) or _result_faults(evidence, spec)
+    return deal_faults(evidence, ledger, spec) or _result_faults(evidence, ledger, spec)
 
 
 def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
@@ -139,17 +140,19 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
         faults.append("the plan starts from another head")
     if deal.plan != evidence.plan_hash:
         faults.append("the deal is of another plan")
-    if (plan.codec, plan.replicas) != (spec.codec.name, spec.rule.replicas):
-        faults.append("the plan's codec or replicas are not the run's")
+    if plan.codec != spec.codec.name:
+        faults.append("the plan's codec is not the run's")
     if plan.fragment != Range(0, spec.model.n_values) or plan.tau != 0 or plan.privatise != "identity":
         faults.append("the plan names a fragment, delay or privatise step that the run doesn't have")
     if [member.peer for member in plan.members] != sorted({member.peer for member in plan.members}):
         faults.append("the plan's members are not in order")
     senders = {member.peer for member in plan.members if member.sender}
     reducers = {member.peer for member in plan.members if member.reducer}
-    applied = policy.applied_rule(spec, len(senders))
+    applied = policy.planned_rule(spec, len(senders))
     if applied is None or applied != policy.Applied(plan.rule, plan.f, plan.fallback, plan.degraded):
         faults.append("the plan's rule is not what so many senders make it")
+    elif plan.replicas != policy.replicas(spec, plan.f, len(senders), len(reducers)):
+        faults.append("the plan's replicas are not what so many senders and reducers make them")
     if not set(evidence.commitments) <= senders:
         faults.append("a commitment of someone not planned")
     if any(commitment.plan != evidence.plan_hash for commitment in evidence.commitments.values()):
@@ -167,35 +170,62 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
     return faults
 
 
-def _result_faults(evidence: Evidence, spec: RunSpec) -> list[str]:
-    included = evidence.included()
+def _result_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
+    included, applied = evidence.included(), evidence.applied(spec)
+    if applied is None:
+        return ["nothing can be combined"]
     roots = {str(peer): commitment.root for peer, commitment in included.items()}
     expected_set = set_hash(evidence.plan_hash, evidence.deal.number, roots)
     lines = lines_of(evidence, spec)
+    limits = [policy.result_norm_limit(included, chunk, applied, ledger.centre_norm) for chunk in range(len(lines))]
+    dealt = chunks_of(lines, evidence.plan.replicas)
     faults: list[str] = []
-    seen: dict[int, bytes] = {}
     for peer, results in sorted(evidence.results.items()):
         if results.plan != evidence.plan_hash or results.set_hash != expected_set:
             faults.append(f"results of {peer} are for another set")
-        dealt = [chunk for chunk, line in enumerate(lines) if peer in line[: evidence.plan.replicas]]
-        if [result.chunk for result in results.results] != dealt:
+        if [result.chunk for result in results.results] != dealt.get(peer, []):
             faults.append(f"results of {peer} are not for the chunks dealt to it")
             continue
         for result in results.results:
-            if seen.setdefault(result.chunk, result.hash) != result.hash:
-                faults.append(f"replicas differ on chunk {result.chunk}")
-            limit = result_norm_limit(included, result.chunk, spec.rule.name)
-            if not 0 <= result.norm_sq <= limit * limit:
-                faults.append(f"the result of chunk {result.chunk} is longer than any contribution to it")
-    if set(seen) != set(range(len(lines))):
-        faults.append(f"{len(lines) - len(seen)} chunks have no result")
+            if not 0 <= result.norm_sq <= limits[result.chunk] ** 2:
+                faults.append(f"the result of chunk {result.chunk} by {peer} is longer than any contribution to it")
+    if faults:
+        return faults
+    by_chunk = reported(evidence)
+    if missing := len(lines) - len(by_chunk):
+        faults.append(f"{missing} chunks have no result")
+    for chunk, camps in by_chunk.items():
+        if len(camps) > 1:
+            faults.append(f"replicas differ on chunk {chunk}: {' against '.join('+'.join(camp) for camp in camps)}")
     return faults
 
 
-def result_norm_limit(included: Mapping[PeerId, Commitment], chunk: int, rule: str) -> float:
-    """The largest norm that a chunk's result may have, from its contributions' committed norms."""
-    longest = math.sqrt(max(commitment.norms[chunk] for commitment in included.values()))
-    return NORM_SLACK * longest * (MEDIAN_GROWTH if rule == "median" else 1.0)
+def chunks_of(lines: Sequence[Sequence[PeerId]], replicas: int) -> dict[PeerId, list[int]]:
+    """The chunks that each reducer has been dealt, in order."""
+    dealt: dict[PeerId, list[int]] = {}
+    for chunk, line in enumerate(lines):
+        for peer in line[:replicas]:
+            dealt.setdefault(peer, []).append(chunk)
+    return dealt
+
+
+def reported(evidence: Evidence) -> dict[int, list[list[PeerId]]]:
+    """Per chunk that has a result who reported the same one (its hash and its norm), the largest camp first."""
+    camps: dict[int, dict[tuple[bytes, float], list[PeerId]]] = {}
+    for peer, results in sorted(evidence.results.items()):
+        for result in results.results:
+            camps.setdefault(result.chunk, {}).setdefault((result.hash, result.norm_sq), []).append(peer)
+    return {chunk: sorted(camps[chunk].values(), key=len, reverse=True) for chunk in sorted(camps)}
+
+
+def dissenters(evidence: Evidence) -> set[PeerId]:
+    """Reducers whose result of some chunk is not that of most; all of them where no camp is the largest."""
+    found: set[PeerId] = set()
+    for camps in reported(evidence).values():
+        if len(camps) > 1:
+            tied = len(camps[0]) == len(camps[1])
+            found |= {peer for camp in camps[0 if tied else 1 :] for peer in camp}
+    return found
 
 
 def bandwidths(ledger: Ledger, reducers: Collection[PeerId]) -> tuple[Bandwidth, ...]:

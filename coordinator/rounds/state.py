@@ -82,6 +82,7 @@ class RoundState:
         self._digests: dict[bytes, bytes] = {}
         self._out_senders: set[PeerId] = set()
         self._out_reducers: set[PeerId] = set()
+        self._unable: set[PeerId] = set()  # reducers that can't combine what they have been sent
         self._news: dict[PeerId, bytes] = {}  # address records that the others have not been told of
         self._relay_at = now
         self._wakes_at: Instant | None = None  # the last answer of next_wake
@@ -105,7 +106,7 @@ class RoundState:
         self._attempt, self._next_number, self._n_retries = None, self._first_number, 0
         self._round_began_at = self._retry_at = now
         self._failed, self._left, self._digests, self._bodies = [], {}, {}, {}
-        self._out_senders, self._out_reducers = set(), set()
+        self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
         self._voter.moved()
         self.members.next_round(now)

@@ -181,7 +181,7 @@ def body_faults(
     seated = [seat.peer for seat in body.seats]
     left = [peer for peer in signed if peer not in body.voters and peer not in seated]
     included = evidence.included() if evidence else {}
-    reason = policy.refused(spec, len(included)) if evidence else body.reason
+    reason = policy.refused(spec, included, evidence.deal.excluded) if evidence else body.reason
     try:
         expected = build_body(
             ledger,

@@ -11,10 +11,13 @@ from typing import TypeVar
 import grpc
 
 from node.peers.dialing import Dialer
+from node.peers.flight import IN_FLIGHT_BYTES, InFlight
 from node.peers.line import GrpcLine
+from node.peers.pacing import UNLIMITED, Direction, StreamPace
 from node.peers.stream import Stream
 from node.peers.transport import NO_PROGRESS_S, Credentials, IdentityMismatch, Meter, Progress, open_call
 from node.ports import PeerFailed, RowSource, Traffic
+from node.stages import Stages
 from protos import limits, services, wire
 from protos.calls import Declined, OfferRequest, PingReply, PingRequest
 from protos.messages import (
@@ -41,6 +44,8 @@ class GrpcPeers:
         no_progress_s: how long a call may stand still before it is given up.
         traffic: where bytes are counted; the server of this node counts in the same.
         dialer: how connections are made, for tests.
+        up, down: how fast bytes may go out and come in, with those of this node's server.
+        stages: where bytes, seconds and copies are counted.
     """
 
     def __init__(
@@ -50,8 +55,14 @@ class GrpcPeers:
         no_progress_s: float = NO_PROGRESS_S,
         traffic: Traffic | None = None,
         dialer: Dialer | None = None,
+        up: Direction = UNLIMITED,
+        down: Direction = UNLIMITED,
+        stages: Stages | None = None,
     ) -> None:
         self.traffic = traffic if traffic is not None else Traffic()
+        self.sending, self.fetching = InFlight(IN_FLIGHT_BYTES), InFlight(IN_FLIGHT_BYTES)
+        self._up, self._down = up, down
+        self._stages = stages if stages is not None else Stages()
         self._no_progress_s = no_progress_s
         self._dialer = dialer if dialer is not None else Dialer(credentials)
 
@@ -71,21 +82,22 @@ class GrpcPeers:
     ) -> None:
         """Stream chunks one after the other; receipts come while later chunks are on their way. Raises PeerFailed."""
         async with self._stream(peer, addresses, services.EXCHANGE_SEND, exchange=True) as (stream, progress):
-            writer = asyncio.create_task(_write_rows(stream, deal, chunks, source), name=f"rows to {peer}")
+            writing = self._write_rows(stream, progress, deal, chunks, source)
+            writer = asyncio.create_task(writing, name=f"rows to {peer}")
             # A fault of ours must not wait for receipts that won't come.
             writer.add_done_callback(lambda task: stream.cancel() if _fault(task) else None)
+            n_receipts = 0
             try:
-                for n_receipts in range(len(chunks)):
-                    answer = await stream.read_as(wire.decode_receipt_frame)
-                    progress.hold()
-                    match answer:
-                        case None:
-                            raise PeerFailed(peer, f"it ended the call after {n_receipts} of {len(chunks)} receipts")
-                        case Declined(reason):
-                            raise PeerFailed(peer, f"refused: {reason}")
-                        case Signed(envelope):
-                            await on_receipt(envelope)
-                    progress.moved()
+                while (answer := await stream.read_as(wire.decode_receipt_frame)) is not None:
+                    if isinstance(answer, Declined):
+                        raise PeerFailed(peer, f"refused: {answer.reason}")
+                    n_receipts += 1
+                    if n_receipts > len(chunks):
+                        raise PeerFailed(peer, f"it sent more than {len(chunks)} receipts")
+                    with progress.ours():
+                        await on_receipt(answer.envelope)
+                if chunks and not n_receipts:
+                    raise PeerFailed(peer, "it ended the call without a receipt")
                 await writer
             finally:
                 writer.cancel()
@@ -93,6 +105,30 @@ class GrpcPeers:
                 fault = _fault(writer)
                 if fault is not None:
                     raise fault
+
+    async def _write_rows(
+        self, stream: Stream, progress: Progress, deal: bytes, chunks: Sequence[int], source: RowSource
+    ) -> None:
+        pace, most_bytes = self._up.stream(), min(limits.PART_BYTES, self._up.part_bytes)
+        await stream.write(wire.encode_chunk_frame(Signed(deal)))
+        await stream.wait_accepted()
+        for chunk in chunks:
+            head, row = source(chunk)
+            await stream.write(wire.encode_chunk_frame(head))
+            for start in range(0, len(row), most_bytes):
+                await self._write_part(stream, progress, pace, row[start : start + most_bytes])
+        await stream.done_writing()
+
+    async def _write_part(self, stream: Stream, progress: Progress, pace: StreamPace, data: memoryview) -> None:
+        with progress.ours():
+            taken = await self.sending.take(len(data))
+        try:
+            with progress.ours():
+                await pace.wait(len(data))
+            with self._stages.timed("send", len(data), copied_bytes=len(data)):
+                await stream.write(wire.encode_part(data))
+        finally:
+            self.sending.give_back(taken)
 
     async def fetch(
         self,
@@ -105,7 +141,10 @@ class GrpcPeers:
         *,
         exchange: bool,
     ) -> list[bytes]:
-        """Fetch things by hash, in order; what the peer lacks is returned. What the sink raises ends the fetch."""
+        """Fetch things by hash, in order; what the peer lacks is returned. What the sink raises ends the fetch.
+
+        While the sink is busy with one thing, the next one is read.
+        """
         missing: list[bytes] = []
         for start in range(0, len(hashes), limits.HASHES):
             asked = hashes[start : start + limits.HASHES]
@@ -115,15 +154,49 @@ class GrpcPeers:
             ):
                 await stream.write(wire.encode(Fetch(kind, tuple(asked))))
                 await stream.done_writing()
-                for hash_ in asked:
-                    thing = await _read_thing(stream, hash_, max_bytes)
-                    if thing is None:
-                        missing.append(hash_)
-                        continue
-                    progress.hold()
-                    await sink(hash_, thing)
-                    progress.moved()
+                async with _Sinking(sink, progress, self.fetching) as sinking:
+                    for hash_ in asked:
+                        thing = await self._read_thing(stream, progress, hash_, max_bytes)
+                        if thing is None:
+                            missing.append(hash_)
+                        else:
+                            await sinking.put(hash_, *thing)
         return missing
+
+    async def _read_thing(
+        self, stream: Stream, progress: Progress, hash_: bytes, max_bytes: int
+    ) -> tuple[bytes, int] | None:
+        """One thing of a fetch, whole, and its bytes in flight; None if the peer doesn't have it."""
+        head = await stream.read_as(wire.decode_fetch_frame)
+        if not isinstance(head, FetchHead) or head.hash != hash_:
+            raise PeerFailed(stream.peer, "it broke off a fetch, or sent what was not asked for")
+        n_bytes = head.n_bytes
+        if n_bytes < 0:
+            return None
+        if n_bytes > max_bytes:
+            raise PeerFailed(stream.peer, f"it announced {n_bytes} bytes where at most {max_bytes} are possible")
+        with progress.ours():
+            taken = await self.fetching.take(n_bytes)
+        try:
+            with self._stages.timed("fetch", n_bytes, copied_bytes=n_bytes):
+                return await self._read_parts(stream, progress, n_bytes), taken
+        except BaseException:
+            self.fetching.give_back(taken)
+            raise
+
+    async def _read_parts(self, stream: Stream, progress: Progress, n_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        left, pace = n_bytes, self._down.stream()
+        while left:
+            part = await stream.read_as(wire.decode_fetch_frame)
+            if not isinstance(part, Part) or not part.data or len(part.data) > left:
+                raise PeerFailed(stream.peer, f"a thing of {n_bytes} bytes came in other parts than announced")
+            if pace.limited:
+                with progress.ours():
+                    await pace.wait(len(part.data))
+            parts.append(part.data)
+            left -= len(part.data)
+        return b"".join(parts)
 
     async def offer(self, peer: PeerId, addresses: Sequence[str]) -> StateOffer:
         """What state the peer holds. Raises PeerFailed, also if it holds none."""
@@ -192,18 +265,6 @@ class GrpcPeers:
         return bytes(whole)
 
 
-async def _write_rows(stream: Stream, deal: bytes, chunks: Sequence[int], source: RowSource) -> None:
-    await stream.write(wire.encode_chunk_frame(Signed(deal)))
-    await stream.wait_accepted()
-    for chunk in chunks:
-        head, row = source(chunk)
-        await stream.write(wire.encode_chunk_frame(head))
-        for start in range(0, len(row), limits.PART_BYTES):
-            part = Part(bytes(row[start : start + limits.PART_BYTES]))
-            await stream.write(wire.encode_chunk_frame(part))
-    await stream.done_writing()
-
-
 def _decoded(peer: PeerId, decode: Callable[[], T]) -> T:
     try:
         return decode()
@@ -219,19 +280,42 @@ def _fault(task: asyncio.Task[None]) -> BaseException | None:
     return None if isinstance(error, PeerFailed) else error
 
 
-async def _read_thing(stream: Stream, hash_: bytes, max_bytes: int) -> bytes | None:
-    """One thing of a fetch, whole; None if the peer doesn't have it."""
-    head = await stream.read_as(wire.decode_fetch_frame)
-    if not isinstance(head, FetchHead) or head.hash != hash_:
-        raise PeerFailed(stream.peer, "it broke off a fetch, or sent what was not asked for")
-    if head.n_bytes < 0:
-        return None
-    if head.n_bytes > max_bytes:
-        raise PeerFailed(stream.peer, f"it announced {head.n_bytes} bytes where at most {max_bytes} are possible")
-    thing = bytearray()
-    while len(thing) < head.n_bytes:
-        part = await stream.read_as(wire.decode_fetch_frame)
-        if not isinstance(part, Part) or not part.data or len(thing) + len(part.data) > head.n_bytes:
-            raise PeerFailed(stream.peer, f"a thing of {head.n_bytes} bytes came in other parts than announced")
-        thing += part.data
-    return bytes(thing)
+class _Sinking:
+    """Hands things to a sink one after the other, each while the next one is read; a context manager."""
+
+    def __init__(
+        self, sink: Callable[[bytes, bytes], Awaitable[None]], progress: Progress, in_flight: InFlight
+    ) -> None:
+        self._sink, self._progress, self._in_flight = sink, progress, in_flight
+        self._running: asyncio.Task[None] | None = None
+
+    async def put(self, hash_: bytes, thing: bytes, taken: int) -> None:
+        """Take a thing and its bytes in flight, once the one before is done with. Raises what the sink has raised."""
+        try:
+            await self._done()
+        except BaseException:
+            self._in_flight.give_back(taken)
+            raise
+        self._running = asyncio.create_task(self._hand(hash_, thing, taken))
+
+    async def __aenter__(self) -> _Sinking:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self._done()
+        elif self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _done(self) -> None:
+        if self._running is not None:
+            with self._progress.ours():
+                await self._running
+            self._running = None
+
+    async def _hand(self, hash_: bytes, thing: bytes, taken: int) -> None:
+        try:
+            await self._sink(hash_, thing)
+        finally:
+            self._in_flight.give_back(taken)

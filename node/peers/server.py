@@ -9,17 +9,21 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import grpc
 
 from node.errors import MachineError, PortTaken
+from node.peers.flight import IN_FLIGHT_BYTES, RECEIVING_BYTES, InFlight
+from node.peers.pacing import UNLIMITED, Direction, StreamPace
+from node.peers.receiving import Row, RowStream
 from node.peers.transport import ACCEPTED, END, NO_PROGRESS_S, Credentials, Meter, Progress, peer_of, server_options
 from node.ports import Holder, Traffic
+from node.stages import Stages
 from protos import limits, services, wire
 from protos.bounds import as_reason
 from protos.calls import Declined, OfferRequest, PingReply, PingRequest
-from protos.messages import ChunkHead, CommitsAfter, Fetch, FetchHead, Part, PeerId, Signed
+from protos.messages import CommitsAfter, Fetch, FetchHead, PeerId
 from protos.signing import SignatureError
 
 _log = logging.getLogger(__name__)
@@ -27,8 +31,6 @@ _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Method = Callable[[Context, PeerId, bytes, Progress], Awaitable[None]]
 
-CHECKS_AT_ONCE = 4
-"""Rows of one stream whose check may be under way while the next one arrives; beyond it the sender waits."""
 CALLS_AT_ONCE = 8
 """Calls that one peer may have open with us."""
 STOP_S = 1.0
@@ -43,6 +45,8 @@ class NodeServer:
         allowed: the reason why a peer may not call us, or an empty string; asked at every call.
         no_progress_s: how long a call may stand still before it is given up.
         traffic: where bytes are counted.
+        up, down: how fast bytes may go out and come in, with those of this node's own calls.
+        stages: where bytes, seconds and copies of what is served are counted.
     """
 
     def __init__(
@@ -53,8 +57,14 @@ class NodeServer:
         allowed: Callable[[PeerId], str],
         no_progress_s: float = NO_PROGRESS_S,
         traffic: Traffic | None = None,
+        up: Direction = UNLIMITED,
+        down: Direction = UNLIMITED,
+        stages: Stages | None = None,
     ) -> None:
         self.traffic = traffic if traffic is not None else Traffic()
+        self.receiving, self.serving = InFlight(RECEIVING_BYTES), InFlight(IN_FLIGHT_BYTES)
+        self._up, self._down = up, down
+        self._stages = stages if stages is not None else Stages()
         self._me = credentials.peer
         self._holder = holder
         self._allowed = allowed
@@ -181,10 +191,14 @@ class NodeServer:
 
     async def _fetch_things(self, context: Context, caller: PeerId, first: bytes, progress: Progress) -> None:
         fetch = wire.decode(Fetch, first)
-        meter = Meter(self.traffic, exchange=fetch.kind == "result")
+        meter, pace = Meter(self.traffic, exchange=fetch.kind == "result"), self._up.stream()
         meter.received(first)
         for hash_ in fetch.hashes:
             place = self._holder.locate(caller, fetch.kind, hash_)
+            if isinstance(place, memoryview):
+                await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, len(place)))))
+                await self._serve(context, progress, meter, pace, len(place), place)
+                continue
             file = None if place is None else await asyncio.to_thread(_open, place[0])
             if place is None or file is None:
                 await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, -1))))
@@ -192,18 +206,46 @@ class NodeServer:
             try:
                 _, offset, n_bytes = place
                 await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, n_bytes))))
-                for start in range(0, n_bytes, limits.PART_BYTES):
-                    size = min(limits.PART_BYTES, n_bytes - start)
-                    data = await asyncio.to_thread(os.pread, file, size, offset + start)
-                    if len(data) != size:
-                        await context.abort(grpc.StatusCode.ABORTED, "the thing is gone")
-                    await context.write(meter.sent(wire.encode_fetch_frame(Part(data))))
-                    progress.moved()
+                await self._serve(context, progress, meter, pace, n_bytes, (file, offset))
             finally:
                 os.close(file)
 
+    async def _serve(
+        self,
+        context: Context,
+        progress: Progress,
+        meter: Meter,
+        pace: StreamPace,
+        n_bytes: int,
+        source: memoryview | tuple[int, int],
+    ) -> None:
+        """Write a thing in parts, from memory or from a place in an open file."""
+        most_bytes = min(limits.PART_BYTES, self._up.part_bytes)
+        for start in range(0, n_bytes, most_bytes):
+            size = min(most_bytes, n_bytes - start)
+            with progress.ours():
+                taken = await self.serving.take(size)
+            try:
+                with progress.ours():
+                    await pace.wait(size)
+                with self._stages.timed(
+                    "serve", size, copied_bytes=size if isinstance(source, memoryview) else 2 * size
+                ):
+                    if isinstance(source, memoryview):
+                        data = source[start : start + size]
+                    else:
+                        file, offset = source
+                        data = memoryview(await asyncio.to_thread(os.pread, file, size, offset + start))
+                        if len(data) != size:
+                            await context.abort(grpc.StatusCode.ABORTED, "the thing is gone")
+                    await context.write(meter.sent(wire.encode_part(data)))
+            finally:
+                self.serving.give_back(taken)
+            progress.moved()
+
     async def _send(self, context: Context, caller: PeerId, first: bytes, progress: Progress) -> None:
-        stream = _RowStream(context, progress, Meter(self.traffic, exchange=True), caller, self._holder)
+        meter = Meter(self.traffic, exchange=True)
+        stream = RowStream(context, progress, meter, caller, self._holder, self.receiving, self._down.stream())
         refusal = stream.deal(first)
         await context.send_initial_metadata((ACCEPTED,))
         checks: set[asyncio.Task[None]] = set()
@@ -211,22 +253,28 @@ class NodeServer:
             head = await stream.head()
             if head is None:
                 break
-            refusal = await stream.row(head)
-            if not refusal:
-                # The row is whole: its check goes on even if the sender goes away now, so the server owns it.
-                check = asyncio.create_task(stream.check(head), name=f"row {head.chunk} of {caller}")
-                checks.add(check)
-                check.add_done_callback(checks.discard)
-                self._checks.add(check)
-                check.add_done_callback(self._checked)
-                progress.hold()
+            row = Row(head)
+            try:
+                refusal = await stream.row(row)
+            except BaseException:
+                stream.forget(row)
+                raise
+            if refusal:
+                stream.forget(row)
+                break
+            # The row is whole: its check goes on even if the sender goes away now, so the server owns it.
+            check = asyncio.create_task(stream.check(row))
+            checks.add(check)
+            check.add_done_callback(checks.discard)
+            self._checks.add(check)
+            check.add_done_callback(self._checked)
+            with progress.ours():
                 await stream.free_slot()
-                progress.moved()
-        progress.hold()
-        if checks:
-            await asyncio.wait(checks)
+        with progress.ours():
+            if checks:
+                await asyncio.wait(checks)
+        await stream.give_receipts(all_of_them=True)
         if refusal:
-            progress.moved()
             await stream.answer(Declined(as_reason(refusal)))
             # The sender cancels when it has read that. If we ended the call first, what it is writing would fail, and
             # gRPC would forget our answer over it.
@@ -236,79 +284,7 @@ class NodeServer:
     def _checked(self, check: asyncio.Task[None]) -> None:
         self._checks.discard(check)
         if not check.cancelled() and (error := check.exception()) is not None:
-            _log.error("the check of %s failed", check.get_name(), exc_info=error)
-
-
-class _RowStream:
-    """The rows of one sender on one stream, and the answers to them."""
-
-    def __init__(self, context: Context, progress: Progress, meter: Meter, caller: PeerId, holder: Holder) -> None:
-        self.slots = asyncio.Semaphore(CHECKS_AT_ONCE)
-        self._context = context
-        self._progress = progress
-        self._meter = meter
-        self._caller = caller
-        self._holder = holder
-        self._writing = asyncio.Lock()
-
-    def deal(self, first: bytes) -> str:
-        """Take the first frame; the reason why no rows are taken, or an empty string."""
-        frame = wire.decode_chunk_frame(self._meter.received(first))
-        if not isinstance(frame, Signed):
-            return "the first frame is not the deal"
-        return self._holder.admit_deal(self._caller, frame.envelope)
-
-    async def head(self) -> ChunkHead | None:
-        """The next row's head; None when the sender has no more."""
-        frame = await self._frame()
-        if frame is None or isinstance(frame, ChunkHead):
-            return frame
-        raise wire.WireError(f"{type(frame).__name__} where a chunk's head is needed")
-
-    async def row(self, head: ChunkHead) -> str:
-        """Take a row's parts; the reason why it is refused, or an empty string once it is whole."""
-        reason = self._holder.admit_row(self._caller, head)
-        if reason:
-            return reason
-        offset = 0
-        try:
-            while offset < head.n_bytes:
-                part = await self._frame()
-                if not isinstance(part, Part) or not part.data:
-                    return f"chunk {head.chunk} is too short: {offset} of {head.n_bytes} bytes"
-                if offset + len(part.data) > head.n_bytes:
-                    return f"chunk {head.chunk} is too long: more than {head.n_bytes} bytes"
-                await self._holder.row_part(self._caller, head, offset, part.data)
-                offset += len(part.data)
-        finally:
-            if offset < head.n_bytes:
-                self._holder.row_broken(self._caller, head)
-        return ""
-
-    async def free_slot(self) -> None:
-        """Wait until fewer checks are under way than may be."""
-        async with self.slots:
-            pass
-
-    async def check(self, head: ChunkHead) -> None:
-        async with self.slots:
-            verdict = await self._holder.row_done(self._caller, head)
-        await self.answer(Signed(verdict) if isinstance(verdict, bytes) else Declined(as_reason(verdict)))
-
-    async def answer(self, message: Signed | Declined) -> None:
-        """Send an answer, if the sender is still there."""
-        frame = self._meter.sent(wire.encode_receipt_frame(message))
-        async with self._writing:
-            if not self._context.done():
-                with suppress(grpc.aio.BaseError):  # it went away just now
-                    await self._context.write(frame)
-
-    async def _frame(self) -> ChunkHead | Part | Signed | None:
-        raw = await self._context.read()
-        if raw is END:
-            return None
-        self._progress.moved()
-        return wire.decode_chunk_frame(self._meter.received(raw))
+            _log.error("the check of a row failed", exc_info=error)
 
 
 def _open(path: str) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -145,10 +146,11 @@ class Meter:
 class Progress:
     """A time limit that starts anew whenever something moves; leaving raises TimeoutError once it was exceeded."""
 
-    __slots__ = ("_limit_s", "_timeout")
+    __slots__ = ("_limit_s", "_n_ours", "_timeout")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._n_ours = 0
 
     async def __aenter__(self) -> Progress:
         self._timeout = asyncio.timeout(self._limit_s)
@@ -165,13 +167,20 @@ class Progress:
         return self._timeout.expired()
 
     def moved(self) -> None:
-        if not self._timeout.expired():
+        if not self._n_ours and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._limit_s)
 
-    def hold(self) -> None:
-        """Stop the clock while we are busy ourselves; `moved` starts it again."""
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Stop the clock within the block, where it is we who are busy; with several such, until the last one ends."""
+        self._n_ours += 1
         if not self._timeout.expired():
             self._timeout.reschedule(None)
+        try:
+            yield
+        finally:
+            self._n_ours -= 1
+            self.moved()
 
 
 def failure(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFailed:

@@ -344,6 +344,7 @@ class Verify:
     result_hashes: tuple[bytes, ...]
     reducers: tuple[tuple[PeerId, ...], ...]  # per chunk, who reduced it and the next in line
     holders: tuple[PeerId, ...]
+    plan_hash: bytes = b""  # of the attempt whose results they are, where it is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,11 @@ class Session(Following):
         evidence, part = evidence_of(event, event.plan_hash), self._part
         same_plan = part is not None and part.dealt is not None and part.planned.plan_hash == event.plan_hash
         lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
-        return [ev.Verify(event.body, event.body_hash, propose.proposal.result_hashes, lines, propose.holders)]
+        return [
+            ev.Verify(
+                event.body, event.body_hash, propose.proposal.result_hashes, lines, propose.holders, event.plan_hash
+            )
+        ]
 
     def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
         propose = event.propose

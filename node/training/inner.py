@@ -107,7 +107,7 @@ class InnerLoop:
         delta_into(self._named, self._layout, self._required_anchor(), out_P, start=start)
 
     def _is_finite(self) -> bool:
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters)
+        return all(_is_finite(parameter.detach()) for parameter in self._parameters)
 
     def _restore(self) -> None:
         """The last good parameters, which are the anchor's, with empty moments; the steps since then do not count."""
@@ -151,6 +151,11 @@ def optimiser_of(parameters: Iterable[nn.Parameter], inner: InnerSpec) -> torch.
     if inner.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=0.0)
     return torch.optim.AdamW(groups, lr=0.0, betas=(inner.beta1, inner.beta2), eps=inner.eps)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether all values are. No sum with a value that isn't can be, and a sum takes a fifth of the time."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def _clip(parameters: list[nn.Parameter], clip_norm: float) -> float:

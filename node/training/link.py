@@ -69,10 +69,16 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Stop after the current step and write the encoded pseudo-gradient into an area of the right size."""
+    """Stop after the current step and write the encoded pseudo-gradient into an area of the right size.
+
+    With error feedback, what earlier rounds left over is read from the residual, if there is one, and what this round
+    leaves over is written into the next one; both are `shared.map_residual` files.
+    """
 
     round: int
     codes_path: str
+    residual_path: str = ""  # empty: nothing is left over
+    next_path: str = ""  # empty: no error feedback
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """While it encodes: the first chunks lie in the area of codes, and may be read."""
+
+    round: int
+    n_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """The pseudo-gradient since the anchor lies in the area of codes."""
 
@@ -138,8 +152,8 @@ class Encoded:
     sum_lr: float
     inner_loss: float  # mean over the steps; 0 without any
     used: tuple[Range, ...]  # since the anchor: of each Train's ranges a prefix of whole batches
-    norms_sq: tuple[float, ...]  # ‖·‖² of each chunk as decoded
     skipped_steps: int  # batches that gave a loss or a gradient that is not finite
+    encode_s: float  # from the parameters to the area
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +172,7 @@ class Failed:
     reason: str
 
 
-Report = Ready | Progress | Encoded | Evaluated | Failed
+Report = Ready | Progress | Written | Encoded | Evaluated | Failed
 
 
 class Trainer(Protocol):
@@ -263,12 +277,6 @@ def _bool(value: Any) -> bool:
     return value
 
 
-def _floats(value: Any) -> tuple[float, ...]:
-    if not isinstance(value, list):
-        raise LinkError("figures are a list")
-    return tuple(_float(number) for number in value)
-
-
 def _ranges(value: Any) -> tuple[Range, ...]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         raise LinkError("ranges are pairs of start and count")
@@ -280,14 +288,15 @@ _READ_BY_TYPE: dict[Any, Callable[[Any], Any]] = {
     float: _float,
     str: _str,
     bool: _bool,
-    tuple[float, ...]: _floats,
     tuple[Range, ...]: _ranges,
 }
 _RANGE_FIELDS = frozenset({"ranges", "used"})
 _COMMANDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Start, Load, Train, Encode, Evaluate, Pause, Resume, Quit)
 }
-_REPORTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Ready, Progress, Encoded, Evaluated, Failed)}
+_REPORTS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Ready, Progress, Written, Encoded, Evaluated, Failed)
+}
 _READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     name: {field: _READ_BY_TYPE[hint] for field, hint in get_type_hints(kind).items()}
     for name, kind in {**_COMMANDS, **_REPORTS}.items()

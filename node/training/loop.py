@@ -17,6 +17,8 @@ import torch
 
 from aggregation import codec
 from aggregation.chunks import ChunkGrid
+from aggregation.codec import feedback
+from aggregation.finite import is_finite
 from aggregation.vector import layout_of, load_from
 from node.training.batches import Batches
 from node.training.evaluation import evaluate
@@ -36,15 +38,18 @@ from node.training.link import (
     Resume,
     Start,
     Train,
+    Written,
 )
 from node.training.model import check_layout
 from node.training.schedule import inner_lr
-from node.training.shared import CodesArea, map_vector
+from node.training.shared import CodesArea, Floats, map_residual, map_vector
 from node.training.task import Task
 from protos.messages import Range
 from protos.runspec import RunSpec
 
 PROGRESS_S = 0.5
+WRITTEN_S = 0.01
+"""While it encodes: so often at most it says how far it is, so that the agent hashes at the same time."""
 MEASURE_MOST_S = 2.0
 """A full batch is timed only if it should not take longer; else one sequence has to do."""
 
@@ -94,7 +99,7 @@ class TrainerLoop:
                 work.train(command)
                 self._say_progress(work, self._clock())
             case Encode():
-                self._report(self._started().encode(command))
+                self._encode(self._started(), command)
             case Evaluate():
                 self._report(self._started().evaluate(command))
             case Pause() | Resume():
@@ -115,6 +120,18 @@ class TrainerLoop:
         tokens_per_s = self._work.measure(self._clock)
         layout = self._work.layout
         self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s))
+
+    def _encode(self, work: _Work, command: Encode) -> None:
+        said_at = self._clock()
+
+        def written(n_chunks: int) -> None:
+            nonlocal said_at
+            now = self._clock()
+            if now - said_at >= WRITTEN_S:
+                said_at = now
+                self._report(Written(command.round, n_chunks))
+
+        self._report(work.encode(command, written, self._clock))
 
     def _started(self) -> _Work:
         if self._work is None:
@@ -206,21 +223,31 @@ class _Work:
             paused=paused,
         )
 
-    def encode(self, command: Encode) -> Encoded:
-        """Write anchor minus parameters, chunk by chunk; it never stands in memory as a whole."""
+    def encode(self, command: Encode, written: Callable[[int], None], clock: Callable[[], float]) -> Encoded:
+        """Write anchor minus parameters, chunk by chunk; it never stands in memory as a whole.
+
+        With error feedback, what earlier rounds left over goes along, and what this one leaves over is written down.
+        `written` is told after each chunk how many there are now.
+        """
+        began_at = clock()
         codec_spec = self._spec.codec
         self._inner.restore_if_broken()
         self._used += prefix(self._ranges, self._position)
         self._ranges, self._position = (), 0
         grid = ChunkGrid(self.layout.n_values, codec_spec.chunk_values)
         area = CodesArea(Path(command.codes_path), grid, codec_spec.name, codec_spec.block, writable=True)
+        leftovers = _Leftovers(command, grid) if command.next_path else None
         delta_P = np.empty(min(grid.chunk_values, grid.n_values), np.float32)
-        norms_sq: list[float] = []
         for chunk in range(grid.n_chunks):
             start, stop = grid.bounds(chunk)
-            self._inner.delta_into(delta_P[: stop - start], start)
-            codec.encode_into(codec_spec.name, delta_P[: stop - start], area.frame(chunk), block=codec_spec.block)
-            norms_sq.append(codec.squared_norm(area.frame(chunk)))
+            part_P, frame = delta_P[: stop - start], area.frame(chunk)
+            self._inner.delta_into(part_P, start)
+            if leftovers is None:
+                codec.encode_into(codec_spec.name, part_P, frame, block=codec_spec.block)
+            else:
+                residual_P, next_P = leftovers.parts(start, stop)
+                feedback.encode(codec_spec.name, part_P, residual_P, frame, next_P, block=codec_spec.block)
+            written(chunk + 1)
         tally = self._inner.tally
         # Without a single good step there is nothing to weigh: the batches count as unused.
         used = self._used if tally.steps else ()
@@ -231,8 +258,8 @@ class _Work:
             sum_lr=tally.sum_lr,
             inner_loss=tally.mean_loss,
             used=used,
-            norms_sq=tuple(norms_sq),
             skipped_steps=tally.skipped,
+            encode_s=clock() - began_at,
         )
 
     def evaluate(self, command: Evaluate) -> Evaluated:
@@ -264,6 +291,25 @@ class _Work:
         self._used, self._ranges, self._indices = (), (), iter(())
         self._position, self._first_k, self.train_s = 0, 0, 0.0
         self._recent.clear()
+
+
+class _Leftovers:
+    """What encoding leaves over, in two mapped files: of earlier rounds, to read, and of this one, to write."""
+
+    def __init__(self, command: Encode, grid: ChunkGrid) -> None:
+        self._residual_D = map_residual(Path(command.residual_path), grid.n_values) if command.residual_path else None
+        self._next_D = map_residual(Path(command.next_path), grid.n_values, writable=True)
+        self._zeros_P = np.zeros(grid.size(0) if self._residual_D is None else 0, np.float32)
+
+    def parts(self, start: int, stop: int) -> tuple[Floats, Floats]:
+        """(P,) and (P,): the values [start, stop) of both."""
+        residual_D = self._residual_D
+        if residual_D is None:
+            return self._zeros_P[: stop - start], self._next_D[start:stop]
+        residual_P = residual_D[start:stop]
+        # A file that rotted costs what it held; taken as it is, it would stop every encoding from now on.
+        good_P = residual_P if is_finite(residual_P) else np.zeros_like(residual_P)
+        return good_P, self._next_D[start:stop]
 
 
 def count(ranges: tuple[Range, ...]) -> int:

@@ -1,4 +1,4 @@
-"""Mapped files that the agent and its trainer share: the anchor, and the area of encoded chunks.
+"""Mapped files that the agent and its trainer share: the anchor, the area of encoded chunks, residuals.
 
 The agent makes a file at its exact size; whoever opens it compares that size first. A mapping stays valid when the file
 is replaced or unlinked, so a state may be switched by a rename while a trainer still reads the old one.
@@ -20,6 +20,8 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 FRAME_ALIGNMENT = 64
+RESIDUAL_HEAD_BYTES = 4096
+"""In front of a residual's values, for the agent's own words about it."""
 
 
 class AreaError(ValueError):
@@ -51,6 +53,12 @@ def map_vector(path: Path, n_values: int, *, writable: bool = False) -> Floats:
     """(D,) the values of a file of little-endian fp32, mapped; raises AreaError where its size is another."""
     values = np.frombuffer(_map(path, 4 * n_values, writable=writable), "<f4")
     return values
+
+
+def map_residual(path: Path, n_values: int, *, writable: bool = False) -> Floats:
+    """(D,) what encoding left over: the values of a file behind its head, mapped; raises AreaError as `map_vector`."""
+    raw = _map(path, RESIDUAL_HEAD_BYTES + 4 * n_values, writable=writable)
+    return np.frombuffer(raw[RESIDUAL_HEAD_BYTES:], "<f4")
 
 
 def codes_name(rank: int) -> str:

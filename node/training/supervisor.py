@@ -22,6 +22,7 @@ from node.training.link import (
     Start,
     Train,
     Trainer,
+    Written,
 )
 from protos.messages import Range
 
@@ -78,6 +79,7 @@ class Supervisor:
         self._hung = ""
         self._encodes = -1  # the round of `_encoding`
         self._encoding: asyncio.Future[Encoded | None] | None = None
+        self._written: Callable[[int], None] = _nobody
         self._evaluating: asyncio.Future[Evaluated | None] | None = None
         self._n_failures = 0
         self._up = asyncio.Event()
@@ -122,14 +124,18 @@ class Supervisor:
     def pause(self, paused: bool) -> None:
         self._trainer.send(Pause() if paused else Resume())
 
-    async def encode(self, round_: int, path: Path) -> Encoded | None:
-        """Stop after the current step and encode; None if the trainer died over it, or before."""
+    async def encode(self, command: Encode, written: Callable[[int], None]) -> Encoded | None:
+        """Stop after the current step and encode; None if the trainer died over it, or before.
+
+        `written` is told in between how many chunks lie in the area already.
+        """
         if not self._up.is_set():
             return None
         if self._encoding is not None and not self._encoding.done():
             self._encoding.set_result(None)  # of an earlier round: nobody needs it any more
-        self._encodes, self._encoding = round_, asyncio.get_running_loop().create_future()
-        self._trainer.send(Encode(round_, str(path)))
+        self._encodes, self._encoding = command.round, asyncio.get_running_loop().create_future()
+        self._written = written
+        self._trainer.send(command)
         self._settle(True)
         return await self._encoding
 
@@ -203,6 +209,9 @@ class Supervisor:
                         report.round, report.step, report.tokens, report.loss, report.tokens_per_s, report.time_left_s
                     )
                 )
+            case Written(round_, n_chunks):
+                if self._encoding is not None and not self._encoding.done() and round_ == self._encodes:
+                    self._written(n_chunks)
             case Encoded():
                 self._n_failures = 0
                 if self._encoding is not None and not self._encoding.done() and report.round == self._encodes:
@@ -216,6 +225,11 @@ class Supervisor:
                 pass
 
     def _drop_waiters(self) -> None:
+        self._written = _nobody
         for waiter in (self._encoding, self._evaluating):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
+
+
+def _nobody(_: int) -> None:
+    """Nothing is being encoded."""

@@ -13,7 +13,8 @@ from aggregation import codec
 from aggregation.codec.device import encode_int8
 from aggregation.errors import CodecError
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 def same(values: np.ndarray, block: int, device: str) -> None:
@@ -59,7 +60,24 @@ def test_it_refuses_what_the_kernel_refuses(bad: float, at: int) -> None:
         encode_int8(values, block=16)
 
 
-def test_only_flat_fp32() -> None:
-    for values in (torch.ones(16, dtype=torch.float64), torch.ones(2, 16), torch.ones(0)):
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_widened_exactly(device: str, dtype: torch.dtype) -> None:
+    values = torch.randn(1500, generator=torch.Generator().manual_seed(1)).to(dtype)
+    values[3] = torch.finfo(dtype).smallest_normal / 4  # a subnormal half
+    frame = encode_int8(values.to(device), block=64)
+    assert frame.cpu().numpy().tobytes() == codec.encode("int8", values.to(torch.float32), block=64)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_strided_tensor_with_a_gradient_is_encoded_as_its_values(device: str) -> None:
+    wide = torch.randn(400, 3, generator=torch.Generator().manual_seed(2))
+    frame = encode_int8(wide.to(device).detach().clone().requires_grad_()[:, 1], block=64)
+    assert not frame.requires_grad
+    assert frame.cpu().numpy().tobytes() == codec.encode("int8", wide[:, 1], block=64)
+
+
+def test_only_flat_floats() -> None:
+    for values in (torch.ones(16, dtype=torch.float64), torch.ones(16).int(), torch.ones(2, 16), torch.ones(0)):
         with pytest.raises(CodecError):
             encode_int8(values, block=16)

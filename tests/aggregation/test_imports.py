@@ -14,7 +14,7 @@ import aggregation
 ROOT = Path(aggregation.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 WITH_TORCH = {"aggregation.vector", "aggregation.codec.device"}
-ALLOWED = {"aggregation", "blake3", "numba", "numpy", *sys.stdlib_module_names} - {
+ALLOWED = {"aggregation", "blake3", "llvmlite", "numba", "numpy", *sys.stdlib_module_names} - {
     "asyncio", "socket", "time", "random", "os", "pathlib", "subprocess", "threading", "pickle", "secrets",
 }  # fmt: skip
 

@@ -68,7 +68,7 @@ def test_lr_1_without_momentum_goes_where_the_nodes_went() -> None:
 @pytest.mark.parametrize("name", codec.names())
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_a_step_from_a_frame_is_a_step_with_scaled_decoded_values(name: str, scale: float) -> None:
-    frame = codec.encode(name, fp32(150, 5, 1e-3), block=16)
+    frame = codec.encode(name, fp32(150, 5, 1e-3), block=64)
     anchor, momentum = fp32(150, 0), fp32(150, 1)
     other, other_momentum = anchor.copy(), momentum.copy()
     nesterov_from_frame(anchor, momentum, frame, lr=0.7, momentum=0.9, scale=scale)

@@ -1,10 +1,11 @@
-"""Rules: equal to brute force and to an independent library, and the properties that make them what they are."""
+"""Rules per coordinate: equal to brute force and to an independent library; and what `aggregate` refuses."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aggregation import codec, rules
-from aggregation.errors import CodecError, RuleError
-from aggregation.rules.reduction import median_network
+from aggregation import rules
+from aggregation.errors import RuleError
+from aggregation.rules.sorting import ROWS_COMPILED_MAX, compile_networks, network
 from tests.aggregation import twins
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "aggregation_cases.json").read_text())["cases"]
@@ -24,6 +25,7 @@ ROWS = st.integers(1, 9).flatmap(
     lambda n: arrays(np.float32, (n, 33), elements=st.floats(-(2.0**20), 2.0**20, width=32, allow_subnormal=False))
 )
 FLOATS = np.float32
+PER_COORDINATE = ["mean", "median", "trimmed_mean", "meamed"]
 
 
 def rows(n: int, n_values: int, seed: int = 0) -> np.ndarray:
@@ -72,11 +74,51 @@ def test_the_median_equals_its_twin_and_numpy(updates: np.ndarray) -> None:
     assert np.array_equal(result, np.median(updates, axis=0))
 
 
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.data())
+def test_trimmed_mean_and_meamed_equal_their_twins_bit_for_bit(updates: np.ndarray, data: st.DataObject) -> None:
+    updates += FLOATS(0)  # no -0, whose place among zeros is the network's
+    f = data.draw(st.integers(0, (len(updates) - 1) // 2))
+    assert rules.aggregate("trimmed_mean", updates, f=f).tobytes() == twins.trimmed_mean(updates, f).tobytes()
+    assert rules.aggregate("meamed", updates, f=f).tobytes() == twins.meamed(updates, f).tobytes()
+
+
 @pytest.mark.parametrize("n", [*range(1, 20), 31, 32, 33, 64, 100])
-def test_the_network_sorts_its_middle(n: int) -> None:
-    updates = rows(n, 600, seed=n)
-    updates[:, ::3] = np.round(updates[:, ::3])  # ties
-    assert np.array_equal(rules.aggregate("median", updates), twins.median(updates))
+def test_columns_of_any_length_are_sorted(n: int) -> None:
+    updates = rows(n, 301, seed=n)
+    updates[:, ::3] = np.round(updates[:, ::3]) + FLOATS(0)  # ties
+    f = (n - 1) // 3
+    assert rules.aggregate("median", updates).tobytes() == twins.median(updates).tobytes()
+    assert rules.aggregate("trimmed_mean", updates, f=f).tobytes() == twins.trimmed_mean(updates, f).tobytes()
+    assert rules.aggregate("meamed", updates, f=f).tobytes() == twins.meamed(updates, f).tobytes()
+
+
+def test_networks_that_are_compiled_in_and_those_that_are_not_give_the_same_bytes(monkeypatch: Any) -> None:
+    updates = np.where(rows(8, 1000) > 1, FLOATS(-0.0), rows(8, 1000, seed=1).round())  # zeros of both signs too
+    compiled_in = [rules.aggregate(rule, updates, f=2).tobytes() for rule in PER_COORDINATE]
+    monkeypatch.setattr("aggregation.rules.sorting.ROWS_COMPILED_MAX", 0)
+    assert [rules.aggregate(rule, updates, f=2).tobytes() for rule in PER_COORDINATE] == compiled_in
+    assert ROWS_COMPILED_MAX > 0
+
+
+def test_networks_can_be_compiled_before_they_are_needed(monkeypatch: Any) -> None:
+    compile_networks(3)
+    monkeypatch.setattr("aggregation.rules.sorting.kernel", None)  # nobody compiles any more
+    assert [rules.aggregate("median", rows(n, 20)).size for n in (1, 2, 3)] == [20] * 3
+    assert [rules.aggregate("trimmed_mean", rows(n, 20)).size for n in (1, 2, 3)] == [20] * 3
+
+
+def test_of_two_values_at_one_distance_from_the_median_the_smaller_stays() -> None:
+    assert rules.aggregate("meamed", [[0.0], [2.0], [1.0]], f=1) == [0.5]
+    assert rules.aggregate("meamed", [[3.0], [2.0], [0.0], [1.0]], f=1) == [1.0]
+    assert rules.aggregate("meamed", [[0.0], [1.0], [1.75]], f=1) == [1.375]
+
+
+def test_a_trim_that_rounds_to_nothing_is_no_silent_mean() -> None:
+    """A share of rows to trim, 0.2·4 rounded down, is a plain mean elsewhere; and sum minus extremes loses 3 in 1e9."""
+    assert rules.aggregate("trimmed_mean", [[1.0], [2.0], [3.0], [4.0], [1e9]], f=1) == [3.0]
+    with pytest.raises(RuleError, match="needs 5 contributions for f = 2, 4 count"):
+        rules.aggregate("trimmed_mean", rows(4, 10), f=2)
 
 
 @pytest.mark.parametrize("n", range(1, 11))
@@ -87,47 +129,24 @@ def test_the_network_is_right_for_all_zeros_and_ones(n: int) -> None:
 
 
 def test_networks_are_small() -> None:
-    assert [len(median_network(n)) for n in (1, 2, 3, 4, 5, 8, 16)] == [0, 1, 3, 5, 8, 17, 53]
+    assert [len(network(n, (n - 1) // 2, n // 2)) for n in (1, 2, 3, 4, 5, 8, 16)] == [0, 1, 3, 5, 8, 17, 53]
+    assert [len(network(n, 0, n - 1)) for n in (1, 2, 3, 4, 5, 8, 16)] == [0, 1, 3, 5, 9, 19, 63]
 
 
-@settings(max_examples=40, deadline=None)
-@given(ROWS, st.randoms(use_true_random=False))
-def test_the_median_does_not_depend_on_the_order_of_contributions(updates: np.ndarray, random: Any) -> None:
-    order = list(range(len(updates)))
-    random.shuffle(order)
-    assert np.array_equal(rules.aggregate("median", updates), rules.aggregate("median", updates[order]))
-
-
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed"])
 @pytest.mark.parametrize("n", range(1, 10))
-def test_the_median_of_identical_contributions_is_that_contribution(n: int) -> None:
+def test_identical_contributions_give_that_contribution(rule: str, n: int) -> None:
     row = rows(1, 3000)[0]
-    assert rules.aggregate("median", np.tile(row, (n, 1))).tobytes() == row.tobytes()
+    assert rules.aggregate(rule, np.tile(row, (n, 1)), f=(n - 1) // 3).tobytes() == row.tobytes()
 
 
-@pytest.mark.parametrize(("n", "f"), [(3, 1), (5, 2), (8, 3), (9, 4)])
-def test_the_median_stays_among_honest_values_whatever_f_others_send(n: int, f: int) -> None:
-    updates = rows(n, 500, seed=n)
-    updates[:f] = np.where(rows(f, 500, seed=1) > 0, FLOATS(1e30), FLOATS(-1e30))
-    result = rules.aggregate("median", updates, f=f)
-    honest = updates[f:]
-    assert (result >= honest.min(axis=0)).all()
-    assert (result <= honest.max(axis=0)).all()
-    assert np.abs(rules.aggregate("mean", updates)).max() > 1e28
-
-
-def test_a_shift_shifts_the_result() -> None:
-    updates = np.round(rows(7, 500) * 1024) / 1024  # so that all sums are exact
-    for rule in rules.names():
-        moved = rules.aggregate(rule, updates + FLOATS(2))
-        np.testing.assert_allclose(moved, rules.aggregate(rule, updates) + FLOATS(2), atol=1e-6)
-
-
-@pytest.mark.parametrize("rule", rules.names())
+@pytest.mark.parametrize("rule", PER_COORDINATE)
 def test_chunks_and_tiles_do_not_show_in_a_result_per_coordinate(rule: str) -> None:
     updates = rows(5, 40_001)
-    whole = rules.aggregate(rule, updates)
-    for chunk_values in (1000, 1 << 14, 1 << 20):
-        assert rules.aggregate(rule, updates, chunk_values=chunk_values).tobytes() == whole.tobytes()
+    whole = rules.aggregate(rule, updates, f=1)
+    for start, stop in ((0, 1000), (1000, 40_001)):
+        assert rules.aggregate(rule, updates[:, start:stop], f=1).tobytes() == whole[start:stop].tobytes()
+    assert rules.aggregate(rule, updates, f=1, chunk_values=1000).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("rule", rules.names())
@@ -139,80 +158,60 @@ def test_inputs_stay_as_they_were(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", rules.names())
-@pytest.mark.parametrize("name", codec.names())
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_combining_frames_is_decode_reduce_encode(rule: str, name: str, n: int) -> None:
-    weights = [1000 + 37 * i for i in range(n)]
-    updates = rows(n, 40_001) * FLOATS(1e-3)
-    frames = [codec.encode(name, row, block=64) for row in updates]
-    result, norm = rules.combine(rule, frames, weights_N=weights, f=0, codec=name, block=64)
-    decoded = np.stack([codec.decode(frame, 40_001) for frame in frames])
-    expected = twins.mean(decoded, [float(each) for each in weights]) if rule == "mean" else twins.median(decoded)
-    assert result == codec.encode(name, expected, block=64)
-    assert norm == codec.squared_norm(result)
-    codec.check(result, codec=name, block=64, n_values=40_001, scale_cap=codec.RESULT_SCALE_CAP)
+def test_who_weighs_nothing_is_not_there(rule: str) -> None:
+    updates = rows(9, 50)
+    updates[3] = np.nan  # not even looked at
+    weights = [1, 2, 1, 0, 3, 1, 1, 1, 1]
+    without = rules.aggregate(rule, np.delete(updates, 3, 0), f=1, weights_N=np.delete(weights, 3))
+    assert np.array_equal(rules.aggregate(rule, updates, f=1, weights_N=weights), without)
+    with pytest.raises(RuleError, match="no contribution has weight"):
+        rules.aggregate(rule, updates, weights_N=[0] * 9)
 
 
-def test_a_mean_at_the_cap_is_still_a_result() -> None:
-    top = np.full(40, 127 * 2.0**32, FLOATS)
-    frames = [codec.encode("int8", top, block=16)] * 3
-    result, _ = rules.combine("mean", frames, weights_N=[3, 5, 2**62], f=0, codec="int8", block=16)
-    codec.check(result, codec="int8", block=16, n_values=40, scale_cap=codec.RESULT_SCALE_CAP)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("rule", rules.names())
+def test_what_is_not_finite_reaches_no_rule_and_uses_up_f(rule: str, bad: float) -> None:
+    updates = rows(12, 40).astype(np.float64)
+    poisoned = updates.copy()
+    poisoned[4, 17] = bad
+    kept = np.delete(updates, 4, 0)
+    for given_f, f in ((2, 1), (1, 1), (0, 0)):  # one is always withstood, if any was asked for
+        assert np.array_equal(rules.aggregate(rule, poisoned, f=given_f), rules.aggregate(rule, kept, f=f))
 
 
-def combine(frames: list[bytes], weights: list[float], rule: str = "mean", f: int = 0, **more: Any) -> bytes:
-    return rules.combine(rule, frames, weights_N=weights, f=f, codec="int8", block=16, **more)[0]
-
-
-def test_who_weighs_nothing_is_not_there() -> None:
-    frames = [codec.encode("int8", row, block=16) for row in rows(4, 50)]
-    for rule in rules.names():
-        assert combine(frames, [1, 0, 1, 1], rule) == combine([frames[0], *frames[2:]], [1, 1, 1], rule)
-        with pytest.raises(RuleError, match="no contribution has weight"):
-            combine(frames, [0, 0, 0, 0], rule)
-    with pytest.raises(RuleError, match="3 contributions for f = 1, 2 count"):
-        combine(frames, [1, 0, 1, 0], "median", 1)
-    updates = rows(4, 50)
-    assert np.array_equal(
-        rules.aggregate("median", updates, weights_N=[1, 0, 9, 1]), np.median(updates[[0, 2, 3]], axis=0)
-    )
+def test_nobody_finite_or_too_few_of_them_is_an_error() -> None:
+    updates = rows(5, 10)
+    updates[:3] = np.inf
+    assert np.array_equal(rules.aggregate("median", updates, f=2), rules.aggregate("median", updates[3:]))
+    updates[3:] = np.nan
+    with pytest.raises(RuleError, match="finite"):
+        rules.aggregate("mean", updates)
+    updates[:4] = 0
+    with pytest.raises(RuleError, match="krum needs 5 contributions for f = 1, 4 count"):
+        rules.aggregate("krum", updates, f=1)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 2.0**63])
 def test_absurd_weights_are_refused(bad: float) -> None:
-    frames = [codec.encode("int8", row, block=16) for row in rows(2, 50)]
-    with pytest.raises(RuleError, match="weight"):
-        combine(frames, [1, bad])
     with pytest.raises(RuleError, match="weight"):
         rules.aggregate("mean", rows(2, 50), weights_N=[1, bad])
 
 
-def test_a_frame_that_is_not_canonical_or_unlike_the_others_never_reaches_a_rule() -> None:
-    good = codec.encode("int8", rows(1, 50)[0], block=16)
-    poisoned = good[:16] + np.float32(np.nan).tobytes() + good[20:]
-    for bad in (
-        poisoned,
-        good[:-1],
-        codec.encode("int8", np.ones(49), block=16),
-        codec.encode("int8", np.ones(50), block=32),
-        codec.encode("fp32", np.ones(50), block=16),
-        b"",
+def test_any_numbers_will_do_whatever_their_type_and_order_in_memory() -> None:
+    updates = rows(6, 50)
+    expected = rules.aggregate("default", updates, f=1)
+    for same in (
+        updates.tolist(),
+        updates.astype(np.float64),
+        np.asfortranarray(updates),
+        np.repeat(updates, 2, 1)[:, ::2],
     ):
-        for frames in ([good, bad], [bad, good]):
-            for weights in ([1.0, 1.0], [0.0, 1.0]):
-                with pytest.raises(CodecError):
-                    combine(frames, weights)
+        assert rules.aggregate("default", same, f=1).tobytes() == expected.tobytes()
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    good = codec.encode("int8", rows(1, 50)[0], block=16)
-    for call in (
-        lambda: combine([good], [1, 1]),
-        lambda: combine([], []),
-        lambda: combine([good], [1], f=-1),
-        lambda: combine([good], [1], previous=np.zeros(49, FLOATS)),
-        lambda: combine([good], [1], "kurm"),
-        lambda: combine([good, good], [1, 1], "median", 1),
+    four = rows(4, 8)
+    calls: list[Callable[[], object]] = [
         lambda: rules.aggregate("mean", np.ones(5)),
         lambda: rules.aggregate("mean", np.ones((0, 5))),
         lambda: rules.aggregate("mean", np.ones((5, 0))),
@@ -220,19 +219,22 @@ def test_what_makes_no_sense_is_refused() -> None:
         lambda: rules.aggregate("mean", [[1.0, 1e300]]),
         lambda: rules.aggregate("mean", [[1.0]], chunk_values=0),
         lambda: rules.aggregate("mean", [[1.0]], previous_D=[1.0, 2.0]),
+        lambda: rules.aggregate("default", four, previous_D=[np.nan] * 8),
+        lambda: rules.aggregate("default", four, f=-1),
+        lambda: rules.aggregate("kurm", four),
+        lambda: rules.aggregate("median", four, f=2),
         lambda: rules.aggregate("mean", [[1.0]], trim=1),
-        lambda: rules.minimum_contributions("median", -1),
-        lambda: rules.needs_f("kurm"),
-    ):
+        lambda: rules.aggregate("krum", four, m=1),
+        lambda: rules.aggregate("multi_krum", rows(5, 8), m=6),
+        lambda: rules.aggregate("multi_krum", rows(5, 8), m=1.5),
+        lambda: rules.aggregate("centered_clip", four, tau=-1.0),
+        lambda: rules.aggregate("centered_clip", four, tau=np.inf),
+        lambda: rules.aggregate("default", four, tau="wide"),
+        lambda: rules.aggregate("default", four, iterations=True),
+        lambda: rules.aggregate("geometric_median", four, nu=0),
+        lambda: rules.aggregate("norm_clip", four, radius=np.nan),
+        lambda: rules.aggregate("krum", np.ones((257, 2))),
+    ]
+    for call in calls:
         with pytest.raises(RuleError):
             call()
-
-
-def test_a_rule_without_f_ignores_it() -> None:
-    updates = rows(2, 50)
-    assert np.array_equal(rules.aggregate("mean", updates, f=7), rules.aggregate("mean", updates))
-    assert rules.minimum_contributions("mean", 7) == 1
-    assert not rules.needs_f("mean")
-    assert rules.needs_f("median")
-    assert [rules.minimum_contributions("median", f) for f in range(3)] == [1, 3, 5]
-    assert rules.names() == ["mean", "median"]

@@ -60,13 +60,32 @@ def mean(rows: Floats, weights: Sequence[float]) -> Floats:
 
 
 def median(rows: Floats) -> Floats:
+    return trimmed_mean(rows, (len(rows) - 1) // 2)
+
+
+def trimmed_mean(rows: Floats, f: int) -> Floats:
     ordered = np.sort(rows, axis=0)
+    return _clamped_mean(ordered[f : len(rows) - f])
+
+
+def meamed(rows: Floats, f: int) -> Floats:
+    """Column by column: throw out the value farther from the median, f times, of two as far the larger one."""
     n = len(rows)
-    if n % 2:
-        middle: Floats = ordered[n // 2]
-        return middle
-    half: Floats = (ordered[n // 2 - 1] + ordered[n // 2]) / np.float32(2)
-    return half
+    kept = []
+    for column in np.sort(rows, axis=0).T.astype(np.float64).tolist():
+        twice_the_median = column[(n - 1) // 2] + column[n // 2]
+        for _ in range(f):
+            column.pop(0 if column[0] + column[-1] < twice_the_median else -1)
+        kept.append(column)
+    return _clamped_mean(np.array(kept, np.float32).T)
+
+
+def _clamped_mean(ordered: Floats) -> Floats:
+    total = ordered[0]
+    for row in ordered[1:]:
+        total = total + row
+    clamped: Floats = np.clip(total / np.float32(len(ordered)), ordered[0], ordered[-1])
+    return clamped
 
 
 def nesterov(anchor: Floats, momentum: Floats, delta: Floats, lr: float, mu: float) -> tuple[Floats, Floats]:

@@ -148,7 +148,6 @@ def test_it_trains_its_ranges_and_encodes_the_pseudo_gradient_of_exactly_them(se
     for chunk, frame in enumerate(found):
         start, stop = session.run.grid.bounds(chunk)
         assert frame == codec.encode("int8", delta_D[start:stop], block=64)
-        assert encoded.norms_sq[chunk] == codec.squared_norm(frame)
 
 
 def test_the_same_again_gives_the_same_bytes(session: Session) -> None:

@@ -70,7 +70,7 @@ def shards() -> tuple[bytes, bytes, list[bytes]]:
 @cache
 def spec(*sets: str) -> RunSpec:
     """A RunSpec of a made-up model; `sets` as in `--set`."""
-    words = ("data.sequence_length=16", "work.batch_tokens=16", "work.h=2", *sets)
+    words = ("data.sequence_length=16", "work.batch_tokens=16", "work.h=2", "rule.degraded=true", *sets)
     content = {
         **load("tiny", None, words).spec_sections(),
         "model": {

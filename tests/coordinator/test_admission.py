@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.admission import Admission, BadRequest, Refusal, make_token
 from coordinator.authority import Authority
 from coordinator.journal import Journal
+from protos import limits
 from protos.messages import ZERO_HASH, Operator, PeerId
 from protos.signing import generate_seal_key
 from tests.coordinator.made import COORDINATOR, RUN, TODAY, admit_request, csr, identity, journal, spec
@@ -105,7 +106,7 @@ def test_a_request_that_does_not_fit_is_refused(gate: Gate, field: str, value: o
 
 def test_a_version_refusal_names_both_versions(gate: Gate) -> None:
     raw = admit_request(ALICE, gate.operator, change=lambda request: replace(request, protocol=7))
-    with pytest.raises(Refusal, match=r"protocol 7.*protocol 1"):
+    with pytest.raises(Refusal, match=rf"protocol 7.*protocol {limits.PROTOCOL}"):
         gate.admission.admit(raw, 1.0)
 
 

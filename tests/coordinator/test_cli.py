@@ -49,6 +49,9 @@ def served_before(path: Path) -> None:
         (["invite", "--data", "{tmp}/run", "--expires", "soon"], 2, "12h"),
         (["invite", "--data", "{tmp}/run"], 2, "serve it first"),
         (["simulate", "--nodes", "0"], 2, "--nodes"),
+        (["simulate", "--rule", "kurm", "--data", "{tmp}/x"], 2, "did you mean krum?"),
+        (["simulate", "--codec", "int9", "--data", "{tmp}/x"], 2, "did you mean int8?"),
+        (["init", "--data", "{tmp}/x", "--set", "rule.name=arc+nmm+median"], 2, "did you mean arc+nnm+median?"),
         (["simulate", "--data", "{tmp}/run"], 6, "no simulation made"),
     ],
 )

@@ -68,7 +68,14 @@ def test_an_unknown_key_names_the_nearest(word: str, nearest: str) -> None:
         ("work.h=2.5", ("work.h", "2.5")),
         ("work.h=true", ("work.h", "true")),
         ("inner.lr=inf", ("inner.lr",)),
-        ("codec.name=int9", ("codec.name", "int9", "fp32")),
+        ("codec.name=int9", ("codec.name", "int9", "did you mean int8?", "fp32", "topk")),
+        ("rule.name=kurm", ("rule.name", "kurm", "did you mean krum?", "default", "arc+nnm+trimmed_mean")),
+        ("rule.name=arc+nmm+trimmed_mean", ("did you mean arc+nnm+trimmed_mean?",)),
+        ("rule.name=krum+nnm", ("did you mean nnm+krum?",)),
+        ("rule.name=3", ("rule.name", "is no rule", "median")),
+        ("rule.replicas=5", ("rule.replicas", "5", "auto")),
+        ("rule.fraction=0.6", ("rule.fraction", "0.6", "0.5")),
+        ("rule.f_max=65537", ("rule.f_max", "65537")),
         ("work=3", ("work is a section",)),
         ("membership.admission=closed", ("membership.admission", "closed")),
         ("deadlines.heartbeat_s=9", ("heartbeat_timeout_s", "3 heartbeat_s")),
@@ -81,6 +88,41 @@ def test_a_wrong_value_names_key_and_value(word: str, parts: tuple[str, ...]) ->
     said = refused(word)
     for part in parts:
         assert part in said
+
+
+@pytest.mark.parametrize(
+    "name", ["default", "bulyan", "nnm", "arc+nnm+trimmed_mean", "norm_clip+median", "nnm+arc+krum"]
+)
+def test_every_rule_may_be_named(name: str) -> None:
+    assert load(None, None, [f"rule.name={name}"]).rule.name == name
+
+
+@pytest.mark.parametrize("name", ["int8", "fp32", "fp16", "int4", "topk"])
+def test_every_codec_may_be_named(name: str) -> None:
+    assert load(None, None, [f"codec.name={name}"]).codec.name == name
+
+
+def test_topk_has_blocks_of_its_own() -> None:
+    words = ["codec.name=topk", "codec.leaf_values=6144", "codec.chunk_values=6144"]
+    assert load(None, None, [*words, "codec.block=128"]).codec.block == 128
+    said = refused(*words, "codec.block=96")
+    assert "topk" in said
+    assert "multiple of 64" in said
+    assert "4096" in refused("codec.name=topk", "codec.block=8192", "codec.leaf_values=8192")
+
+
+def test_what_a_run_is_by_default() -> None:
+    rule = load(None, None, []).rule
+    assert (rule.name, rule.f_max, rule.fraction, rule.replicas, rule.weight_cap) == (
+        "default",
+        2**16,
+        0.2,
+        "auto",
+        None,
+    )
+    assert load(None, None, []).codec.name == "int8"
+    assert load(None, None, ["rule.replicas=2"]).rule.replicas == 2
+    assert load(None, None, ["rule.replicas=auto"]).rule.replicas == "auto"
 
 
 def test_a_file_is_named_with_its_mistake(tmp_path: Path) -> None:

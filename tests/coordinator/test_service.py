@@ -21,6 +21,7 @@ from coordinator.leading.ports import Arrived, Departed, Inbound, Observed, Rene
 from coordinator.leading.prober import GrpcProber
 from coordinator.leading.service import PortError, Service
 from coordinator.rounds.events import DigestKnown, Heard, Instant
+from protos import limits
 from protos.calls import PingReply, PingRequest
 from protos.messages import (
     Evaluation,
@@ -74,7 +75,7 @@ class Member:
 
     async def hello(self, **changes: Any) -> None:
         envelope = seal_record(self.who, RUN.peer, record(self.who, RUN.peer))
-        await self.say(replace(Hello(1, envelope, 0, 0, b"", b"", False, False, "", 0), **changes))
+        await self.say(replace(Hello(limits.PROTOCOL, envelope, 0, 0, b"", b"", False, False, "", 0), **changes))
 
     async def hears(self) -> LeaderMessage | Signed | None:
         raw = await self.call.read()
@@ -230,7 +231,7 @@ def test_a_bad_hello_is_answered_with_why(changes: dict[str, Any], code: str, re
         encode_member_frame(Signed(b"no envelope")),
         encode_member_frame(Signed(seal(ALICE, Purpose.TOKEN, RUN.peer, b"x"))),
         encode_member_frame(Signed(seal(ALICE, Purpose.VOTE, RUN.peer, b"x" * 40))),
-        encode_member_frame(Hello(1, b"r", 0, 0, b"", b"", False, False, "", 0)),
+        encode_member_frame(Hello(limits.PROTOCOL, b"r", 0, 0, b"", b"", False, False, "", 0)),
     ],
 )
 def test_misbehaviour_closes_the_line_with_why(frame: bytes) -> None:

@@ -27,6 +27,7 @@ from coordinator.errors import CoordinatorError, StateError
 from coordinator.folder import RunFolder
 from coordinator.places import ServeOptions
 from coordinator.rounds.machine import Rounds
+from protos import limits
 from protos.invite import parse
 from protos.messages import Addresses, AdmitResponse, Goodbye, Hello, Operator, RunInfo, Welcome
 from protos.records import seal_record
@@ -143,7 +144,9 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
         line: Any = channel.stream_stream(LEADER_LINE, request_serializer=_as_is, response_deserializer=_as_is)
         call = line()
         envelope = seal_record(ALICE, run, record(ALICE, run))
-        await call.write(encode_member_frame(Hello(1, envelope, 0, 0, b"", b"", False, False, "alice", 0)))
+        await call.write(
+            encode_member_frame(Hello(limits.PROTOCOL, envelope, 0, 0, b"", b"", False, False, "alice", 0))
+        )
         heard.append(decode_leader_frame(await call.read()))
         status = await operating.status(folder.path)
         (member,) = status["members"]

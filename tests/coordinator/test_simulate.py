@@ -47,6 +47,15 @@ def test_options_become_settings_and_the_users_own_stand_over_them() -> None:
     assert Path(made.data.path) == Path("text").absolute()
 
 
+@pytest.mark.parametrize(
+    ("rule", "codec"), [("arc+nnm+trimmed_mean", "topk"), ("bulyan", "int4"), ("multi_krum", "fp16"), (None, None)]
+)
+def test_every_rule_and_codec_can_be_simulated(rule: str | None, codec: str | None) -> None:
+    options = replace(OPTIONS, rule=rule, codec=codec)
+    made = config.load(options.model, None, options.settings())
+    assert (made.rule.name, made.codec.name) == (rule or "default", codec or "int8")
+
+
 def prepared(folder: RunFolder, options: SimulateOptions, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def init(wish: Path, to: Path, say: object) -> Any:
         return await make_data(wish, to)

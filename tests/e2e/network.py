@@ -31,7 +31,7 @@ class Network:
         text.mkdir(parents=True)
         for index in range(8):
             (text / f"{index}.txt").write_text("".join(f"{index}: line {line * index}\n" for line in range(6000)))
-        sets = [word for setting in settings for word in ("--set", setting)]
+        sets = [word for setting in ("rule.degraded=true", *settings) for word in ("--set", setting)]
         made = run(*COORDINATOR, "init", "--data", self.run_folder, "--data-path", text, *sets)
         assert made.code == 0, made.err
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}

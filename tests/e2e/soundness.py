@@ -40,7 +40,9 @@ async def sound(here: Village) -> list[dict[str, Any]]:
     for row in rows:
         assert set(digests.get(row["commit_hash"], {}).values()) <= {row["state_digest"]}, row["round"]
     for row in committed(rows):
-        assert sum(reducer["chunks"] for reducer in row["reducers"]) == n_chunks
+        n_reduced = sum(reducer["chunks"] for reducer in row["reducers"])
+        # Of a chunk's replicas those that were late are not named.
+        assert n_reduced == n_chunks if here.spec.rule.replicas == 1 else n_reduced >= n_chunks
         accepted = [member for member in row["members"] if member["accepted"]]
         assert accepted
         for member in accepted:

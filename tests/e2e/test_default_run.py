@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from protos.runspec import RunSpec
 from tests.e2e.runs import COORDINATOR, ledger, left_over, run, simulate
@@ -50,15 +52,26 @@ def test_all_members_have_the_same_state_in_every_round(result: Any) -> None:
     assert result["digests_equal"] is True
 
 
-def test_every_member_reduces_in_every_round(result: Any, spec: RunSpec) -> None:
+def test_the_default_rule_and_codec_are_in_force_in_every_round(result: Any) -> None:
+    for row in committed(result):
+        assert (row["rule"], row["f"], row["fallback"], row["degraded"]) == ("default", 1, "", ""), row["round"]
+        assert row["codec"] == "int8"
+        assert 0 < row["clip_factor"] <= 1
+
+
+def test_every_chunk_has_the_replicas_that_f_asks_for(result: Any, spec: RunSpec) -> None:
     n_chunks = math.ceil(spec.model.n_values / spec.codec.chunk_values)
     assert n_chunks >= 12
+    by_member: dict[str, int] = {}
     for row in committed(result):
         reduced = {entry["peer"]: entry["chunks"] for entry in row["reducers"]}
-        members = {member["peer"] for member in row["members"] if member["accepted"]}
-        assert members <= set(reduced), row["round"]
-        assert all(chunks > 0 for chunks in reduced.values())
-        assert sum(reduced.values()) == n_chunks
+        assert all(chunks <= n_chunks for chunks in reduced.values())
+        # All members are to reduce all chunks of so small a model, but beyond f + 1 that agree nobody is waited for.
+        assert sum(reduced.values()) >= (row["f"] + 1) * n_chunks, row["round"]
+        for peer, chunks in reduced.items():
+            by_member[peer] = by_member.get(peer, 0) + chunks
+    members = {member["peer"] for row in committed(result) for member in row["members"]}
+    assert all(by_member.get(peer, 0) >= n_chunks for peer in members)
 
 
 def test_every_member_counts_with_all_its_steps(result: Any) -> None:
@@ -82,18 +95,29 @@ def test_no_batch_is_used_twice(result: Any) -> None:
 def test_bytes_are_measured_and_reported(result: Any, spec: RunSpec) -> None:
     for row in committed(result):
         for member in row["members"]:
-            # Three of four chunks go to others, and three of four results come from them; 1.004 bytes a value.
-            assert 0.5 * spec.model.n_values < member["bytes_sent"] < 4 * spec.model.n_values
-            assert 0.5 * spec.model.n_values < member["bytes_received"] < 4 * spec.model.n_values
+            # A row goes to three others and three rows come, 1.004 bytes a value. A result is a member's own, but for
+            # who is late and fetches it, and the observer: so one member may be asked for it several times.
+            assert 2 * spec.model.n_values < member["bytes_received"] < 5 * spec.model.n_values
+            assert 2 * spec.model.n_values < member["bytes_sent"] < 9 * spec.model.n_values
 
 
-def test_plain_diloco_on_the_same_leases_comes_to_the_same_loss(result: Any, folder: Path, spec: RunSpec) -> None:
+def test_plain_diloco_on_the_same_leases_comes_to_the_same_model(result: Any, folder: Path, spec: RunSpec) -> None:
+    from transformers import AutoModelForCausalLM
+
     from node.training.model import build_task
 
     learner = build_task(spec)
+    start = {name: value.detach().clone() for name, value in learner.parameters()}
     replayed = diloco.replay(folder, spec, learner)
     assert replayed.n_rounds == 8
     assert result["val_loss"] == pytest.approx(replayed.val_loss, rel=0.01)
+    ended = dict(AutoModelForCausalLM.from_pretrained(result["export"], local_files_only=True).named_parameters())
+    # 0.11 by what int8 rounds, grown over eight rounds of training; a replay by the mean ends 0.26 away.
+    assert distance(ended, replayed.parameters) < 0.18 * distance(ended, start)
+
+
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float((first[name].detach() - value).square().sum()) for name, value in second.items()))
 
 
 def test_the_ledger_file_has_every_commit(result: Any, folder: Path) -> None:

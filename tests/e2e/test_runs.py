@@ -32,7 +32,9 @@ def test_with_fp32_and_the_mean_a_run_ends_at_plain_dilocos_parameters(tmp_path:
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path / "run"
-    result = simulate(folder, "--nodes", "2", "--rounds", "3", "--steps", "12", "--codec", "fp32", "--seed", "7")
+    result = simulate(
+        folder, "--nodes", "2", "--rounds", "3", "--steps", "12", "--codec", "fp32", "--rule", "mean", "--seed", "7"
+    )
     assert len(committed(result)) == 3
     reference = replayed(folder)
     model = AutoModelForCausalLM.from_pretrained(result["export"], local_files_only=True)

@@ -69,6 +69,7 @@ SETTINGS = (
     "work.h=4",
     "work.batch_tokens=44",
     "inner.lr=0.02",
+    "rule.degraded=true",
     "inner.warmup_steps=10",
     "codec.block=64",
     "codec.leaf_values=1024",
@@ -129,8 +130,8 @@ class Member:
     def peer(self) -> PeerId:
         return self.identity.peer
 
-    def start(self, *, rounds: int | None = None, invite: Invite | None = None) -> None:
-        """Have it join, or join again with what is in its folder."""
+    def start(self, *, rounds: int | None = None, invite: Invite | None = None, **more: Any) -> None:
+        """Have it join, or join again with what is in its folder. `more` are further options of `node join`."""
         assert self.task is None or self.task.done()
         self.go_on()
         options = NodeOptions(
@@ -141,6 +142,7 @@ class Member:
             dht=LOCAL,
             rounds=rounds,
             name=self.folder.name,
+            **more,
         )
         self.task = asyncio.create_task(join(options, self._outside()), name=f"node {self.folder.name}")
         self.task.add_done_callback(lambda _: self.village.notice())

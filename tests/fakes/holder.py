@@ -22,6 +22,7 @@ class FakeHolder:
     broken: list[tuple[PeerId, int]] = field(default_factory=list)
     deals: list[tuple[PeerId, bytes]] = field(default_factory=list)
     things: dict[tuple[str, bytes], tuple[str, int, int]] = field(default_factory=dict)
+    views: dict[bytes, memoryview] = field(default_factory=dict)  # results in memory
     offer: StateOffer | None = None
     commits: list[Commit] = field(default_factory=list)
     checking: asyncio.Event | None = None  # where set, checks wait for it
@@ -42,26 +43,30 @@ class FakeHolder:
         self.rows[caller, head.chunk] = bytearray()
         return ""
 
-    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: bytes) -> None:
+    async def row_part(self, caller: PeerId, head: ChunkHead, offset: int, data: memoryview) -> None:
         row = self.rows[caller, head.chunk]
         if len(row) != offset:
             raise ValueError(f"part at {offset} after {len(row)} bytes")
         row += data
 
-    async def row_done(self, caller: PeerId, head: ChunkHead) -> bytes | str:
+    async def row_done(self, caller: PeerId, head: ChunkHead) -> str:
         self.n_checks += 1
         if self.checking is not None:
             await self.checking.wait()
         if head.chunk in self.verdicts:
             return self.verdicts[head.chunk]
         self.whole.append((caller, head.chunk))
-        return b"receipt %d" % head.chunk
+        return ""
+
+    def receipt(self, caller: PeerId, plan: bytes, chunks: tuple[int, ...]) -> bytes:
+        """Readable: the chunks' numbers."""
+        return b"receipt " + b" ".join(b"%d" % chunk for chunk in chunks)
 
     def row_broken(self, caller: PeerId, head: ChunkHead) -> None:
         self.broken.append((caller, head.chunk))
 
-    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | None:
-        return self.things.get((kind, hash_))
+    def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | memoryview | None:
+        return self.views[hash_] if kind == "result" and hash_ in self.views else self.things.get((kind, hash_))
 
     def state_offer(self, caller: PeerId) -> StateOffer | None:
         return self.offer

@@ -137,11 +137,11 @@ class FakePeers:
                 if reason := holder.admit_row(self._me, head):
                     raise PeerFailed(peer, f"refused: {reason}")
                 await self._row(call, holder, head, row)
-                verdict = await holder.row_done(self._me, head)
-                if isinstance(verdict, str):
-                    raise PeerFailed(peer, f"refused: {verdict}")
-                call.count(verdict, exchange=True, back=True)
-                await on_receipt(verdict)
+                if reason := await holder.row_done(self._me, head):
+                    raise PeerFailed(peer, f"refused: {reason}")
+                envelope = holder.receipt(self._me, head.plan, (chunk,))
+                call.count(envelope, exchange=True, back=True)
+                await on_receipt(envelope)
 
     async def _row(self, call: _Call, holder: Holder, head: ChunkHead, row: memoryview) -> None:
         offset = 0
@@ -151,7 +151,7 @@ class FakePeers:
                 call.count(wire.encode_chunk_frame(Part(data)), exchange=True)
                 if offset + len(data) > head.n_bytes:
                     raise PeerFailed(call.peer, f"refused: chunk {head.chunk} is too long")
-                await holder.row_part(self._me, head, offset, data)
+                await holder.row_part(self._me, head, offset, memoryview(data))
                 offset += len(data)
             if len(row) > head.n_bytes:
                 raise wire.WireError("a part where a chunk's head is needed")
@@ -181,13 +181,11 @@ class FakePeers:
                 if place is None:
                     missing.append(hash_)
                     continue
-                path, offset, n_bytes = place
+                n_bytes = len(place) if isinstance(place, memoryview) else place[2]
                 if n_bytes > max_bytes:
                     raise PeerFailed(peer, f"it announced {n_bytes} bytes where at most {max_bytes} are possible")
                 call.count(wire.encode_fetch_frame(FetchHead(hash_, n_bytes)), exchange=exchange, back=True)
-                with open(path, "rb") as file:  # noqa: ASYNC230 - a test's small file
-                    file.seek(offset)
-                    data = file.read(n_bytes)
+                data = _bytes_of(place)
                 for start in range(0, n_bytes, PART_BYTES):
                     call.count(
                         wire.encode_fetch_frame(Part(data[start : start + PART_BYTES])), exchange=exchange, back=True
@@ -217,6 +215,15 @@ class FakePeers:
 
     def _call(self, peer: PeerId) -> _Call:
         return _Call(self._network, self.traffic, self._me, peer)
+
+
+def _bytes_of(place: tuple[str, int, int] | memoryview) -> bytes:
+    if isinstance(place, memoryview):
+        return bytes(place)
+    path, offset, n_bytes = place
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(n_bytes)
 
 
 class _Call:

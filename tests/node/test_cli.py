@@ -93,6 +93,8 @@ def test_help_is_no_error(terminal: Terminal) -> None:
         (("join", INVITE, "--threads", "-1"), "--threads -1"),
         (("join", INVITE, "--rounds", "0"), "--rounds 0"),
         (("join", INVITE, "--listen", "everywhere"), "--listen everywhere"),
+        (("join", INVITE, "--max-up", "fast"), "--max-up fast"),
+        (("join", INVITE, "--max-down", "12"), "--max-down of 12"),
         (("status",), "--data"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.config import NodeOptions, read_invite
+from node.config import NodeOptions, read_invite, read_rate
 from node.errors import ConfigError
 from protos.invite import Invite
 from protos.signing import Identity
@@ -24,6 +24,8 @@ def options(**changes: Any) -> NodeOptions:
     [
         {},
         {"rounds": 1},
+        {"max_up": 65_536, "max_down": None},
+        {"max_down": 5_000_000},
         {"name": "a" * 32},
         {"listen": "0.0.0.0:0"},
         {"listen": "[::]:8471"},
@@ -45,6 +47,8 @@ def test_what_makes_sense_is_taken(settings: dict[str, Any]) -> None:
     [
         ({"threads": 0}, "--threads"),
         ({"rounds": 0}, "--rounds"),
+        ({"max_up": 65_535}, "--max-up"),
+        ({"max_down": 0}, "--max-down"),
         ({"rounds": -3}, "--rounds"),
         ({"name": "a" * 33}, "--name"),
         ({"name": "a\nb"}, "--name"),
@@ -68,3 +72,35 @@ def test_an_invite_is_read_or_refused_with_a_remedy() -> None:
     assert read_invite(f"barnraise://{RUN}@localhost:1") == Invite(RUN, ("localhost:1",))
     with pytest.raises(ConfigError, match="copy the whole line"):
         read_invite("barnraise://nobody@localhost:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("5M", 5_000_000),
+        ("500K", 500_000),
+        ("500k", 500_000),
+        ("2G", 2_000_000_000),
+        ("1.5MB", 1_500_000),
+        ("1.5MiB/s", 1_572_864),
+        ("20Mbit", 2_500_000),
+        ("20 Mbit/s", 2_500_000),
+        ("20Mbitps", 2_500_000),
+        ("8000bit", 1000),
+        ("1234", 1234),
+        ("1234B", 1234),
+        (" 64KiB ", 65_536),
+    ],
+)
+def test_a_rate_is_read_as_bytes_a_second(text: str, n_bytes: int) -> None:
+    assert read_rate(text, "--max-up") == n_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["fast", "-5M", "5 M M", "5m", "20Mb", "5MBit", "1e6", "", "M", "1.M", "9" * 13, "inf"]
+)
+def test_what_is_no_rate_is_refused_with_examples(text: str) -> None:
+    """`m` and `Mb` too: one might be milli, the other a bit or a byte."""
+    with pytest.raises(ConfigError, match="--max-down") as caught:
+        read_rate(text, "--max-down")
+    assert "20Mbit" in caught.value.remedy

@@ -173,7 +173,9 @@ def test_an_offer_that_contradicts_itself_is_passed_over(tmp_path: Path) -> None
     offer = scene.holders[0].store.offer()
     assert offer is not None
     other_ledger = offer.ledger.replace(b'"cursor":0', b'"cursor":1')
+    hashes = (b"x" * 32,)
     for bad, why in (
+        (replace(offer, commit=replace(offer.commit, result_hashes=hashes)), "result hashes are not those"),
         (replace(offer, theta_hashes=offer.theta_hashes[:-1]), "chunks"),
         (replace(offer, theta_hashes=offer.theta_hashes[::-1]), "digest"),
         (replace(offer, ledger=b"{}"), "not a ledger"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aggregation.exchange import ExchangeEvent, RowBroken, Unable
+from aggregation.exchange import CheckRow, ExchangeEvent, RefuseRow, RowBroken, RowChecked, Unable
 from coordinator.rounds import policy
-from node import exchanging
+from node import rows
 from node.exchanging import Exchanging
 from node.results import ResultsStore
 from node.session.events import BeginExchange
@@ -59,19 +61,57 @@ def exchange(folder: Path, happened: Callable[[ExchangeEvent], None]) -> tuple[E
     return made, ChunkHead(PLAN_HASH, 0, sizes[0], ())
 
 
-def test_a_row_that_the_disk_has_no_room_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["first part", "last part", "file"])
+def test_a_row_that_the_disk_has_no_room_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def main() -> None:
         events: list[ExchangeEvent] = []
         made, head = exchange(tmp_path, events.append)
+        row = memoryview(bytes(head.n_bytes))
         with monkeypatch.context() as disk:
-            disk.setattr(exchanging, "reserve_part", full)
-            assert "no room" in made.admit_row(SENDER, head)
-        assert events == [RowBroken(SENDER, 0), Unable()]  # the leader need not wait for this reducer
+            if where == "file":
+                disk.setattr(os, "ftruncate", full)
+                assert "no room" in made.admit_row(SENDER, head)
+                assert events == [RowBroken(SENDER, 0), Unable()]  # the leader need not wait for this reducer
+            else:
+                disk.setattr(rows, "write_all", full)
+                assert made.admit_row(SENDER, head) == ""
+                await made.put(SENDER, 0, 0, row[:10] if where == "first part" else row)
+                await made.put(SENDER, 0, 10, row[10:])
+                waiting = asyncio.create_task(made.row_done(SENDER, 0))
+                await asyncio.sleep(0)
+                await made.carry_out(CheckRow(SENDER, 0))
+                while not any(isinstance(event, RowChecked) for event in events):  # noqa: ASYNC110 - a thread does it
+                    await asyncio.sleep(0.001)
+                (checked,) = [event for event in events if isinstance(event, RowChecked)]
+                assert "no room" in checked.fault
+                assert Unable() in events
+                await made.carry_out(RefuseRow(SENDER, 0, checked.fault))
+                assert "no room" in await waiting
         assert made.admit_row(SENDER, head) == ""  # there is room again
-        made.put(SENDER, 0, 0, bytes(head.n_bytes))
+        await made.put(SENDER, 0, 0, row)
+        await made.close()
+
+    asyncio.run(main())
+
+
+def test_a_row_does_not_come_again_while_its_part_is_still_being_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        made, head = exchange(tmp_path, lambda _: None)
+        go_on = threading.Event()
+        made._pool.submit(go_on.wait)  # its only thread
+        assert made.admit_row(SENDER, head) == ""
+        putting = asyncio.create_task(made.put(SENDER, 0, 0, memoryview(bytes(10))))
+        await asyncio.sleep(0)
+        made.row_broken(SENDER, 0)
+        assert "still being written" in made.admit_row(SENDER, head)  # or both could write to one place
+        go_on.set()
+        await putting
+        assert made.admit_row(SENDER, head) == ""
         await made.close()
 
     asyncio.run(main())
@@ -81,12 +121,10 @@ def test_what_comes_after_the_end_makes_no_file_again(tmp_path: Path) -> None:
     async def main() -> None:
         made, head = exchange(tmp_path, lambda _: None)
         assert made.admit_row(SENDER, head) == ""
-        made.put(SENDER, 0, 0, bytes(head.n_bytes))
+        await made.put(SENDER, 0, 0, memoryview(bytes(head.n_bytes)))
         await made.close()
-        made.put(SENDER, 0, 0, bytes(head.n_bytes))
+        await made.put(SENDER, 0, 0, memoryview(bytes(head.n_bytes)))
         assert await made.row_done(SENDER, 0) == "the attempt is over"
-        with pytest.raises(ValueError, match="over"):
-            made._mapped()
         assert not (tmp_path / "rows").exists()
 
     asyncio.run(main())

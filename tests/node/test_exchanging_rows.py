@@ -44,9 +44,10 @@ from protos.messages import (
 from protos.sealer import KeySealer, open_signed
 from protos.signing import Identity
 from tests.coordinator.made import COORDINATOR, RUN, spec
+from tests.fakes import peers as fake_peers
 from tests.fakes.peers import FakeNetwork, Fault
 
-SPEC = spec()
+SPEC = spec("rule.name=mean")
 GRID = policy.grid(SPEC)
 SIZES = frame_sizes(GRID, SPEC.codec.name, SPEC.codec.block)
 A, B, STRANGER = (Identity.from_private_bytes(bytes([n]) * 32) for n in (3, 4, 5))
@@ -210,7 +211,12 @@ async def send(by: Member, to: Member, world: World, source: RowSource, chunk: i
     return receipts
 
 
-def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_bytes", [1000, 4096, 2**20], ids=["leaf cut", "two parts", "one part"])
+def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr(fake_peers, "PART_BYTES", part_bytes)
+
     async def scenario() -> None:
         world = World(tmp_path)
         async with world.living(A, B) as members:
@@ -228,6 +234,14 @@ def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(
                 assert member.faults == []
                 assert member.peers.traffic.exchange_sent > 0
             assert all(member.work.exists() for member in members)
+            for member in members:
+                assert member.exchanging is not None
+                other = B.peer if member.me == A.peer else A.peer
+                assert {peer for peer, _ in member.exchanging._slots} == {other}  # own rows stay where they lie
+                sums = member.exchanging._reducing.stages.sums()
+                n_bytes = sum(SIZES[chunk] for chunk in world.dealt_to(member.me))
+                assert sums["receive"].n_bytes == sums["receive"].copied_bytes == n_bytes
+                assert sums["check"].n_bytes == sums["combine"].n_bytes == 2 * n_bytes
         assert not any(member.work.exists() for member in members)
 
     play(scenario)
@@ -341,11 +355,12 @@ def test_the_end_settles_who_still_waits_and_takes_no_more(tmp_path: Path) -> No
             running = a.exchanging
             assert running is not None
             assert running.admit_row(B.peer, head) == ""
-            running.put(B.peer, chunk, 0, row)
+            await running.put(B.peer, chunk, 0, row)
             waiting = asyncio.create_task(_checked(running, chunk))
             await asyncio.sleep(0)
             await running.close()
-            assert await waiting in ("the attempt is over", running._receipts.get((B.peer, chunk)))
+            assert await waiting in ("the attempt is over", "")
+            assert running.receipt(B.peer, (chunk,)) == b""
             assert running.admit_row(B.peer, head) == "not of the current attempt"
             assert running.admit_deal(world.deal) == "not the deal of the current attempt"
             a.exchanging = None
@@ -357,7 +372,7 @@ def test_the_end_settles_who_still_waits_and_takes_no_more(tmp_path: Path) -> No
     play(scenario)
 
 
-async def _checked(running: Exchanging, chunk: int) -> bytes | str:
+async def _checked(running: Exchanging, chunk: int) -> str:
     return await running.row_done(B.peer, chunk)
 
 
@@ -368,7 +383,7 @@ def test_a_fault_of_ours_is_said_aloud(tmp_path: Path, monkeypatch: pytest.Monke
     async def scenario() -> None:
         world = World(tmp_path)
         async with world.living(A) as (a,):
-            monkeypatch.setattr(a.exchanging, "_fault_of", broken)
+            monkeypatch.setattr(a.exchanging._reducing, "fault_of", broken)
             by = cast(Member, Sender(world, B.peer))
             chunk = world.dealt_to(A.peer)[0]
             sending = asyncio.create_task(send(by, a, world, Member.rows(by, lambda head, row: (head, row)), chunk))
@@ -376,6 +391,61 @@ def test_a_fault_of_ours_is_said_aloud(tmp_path: Path, monkeypatch: pytest.Monke
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             assert all(isinstance(fault, ZeroDivisionError) for fault in a.faults)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("centre", ["none", "here", "not here"])
+def test_a_centred_rule_starts_from_the_last_results(tmp_path: Path, centre: str) -> None:
+    last = [codec.encode(SPEC.codec.name, np.full(GRID.size(chunk), 0.5), block=SPEC.codec.block) for chunk in range(3)]
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        async with world.living(A, B) as members:
+            for member in members:
+                running = member.exchanging
+                assert running is not None
+                running._reducing.rule = policy.Applied("default", 0, "", "")
+                running._reducing.previous = {
+                    "none": None,
+                    "here": lambda chunk: memoryview(last[chunk]),
+                    "not here": _nothing,
+                }[centre]
+                running._reducing.previous_scale = 0.25
+            for member in members:
+                said = await member.told.get()
+                if centre == "not here":
+                    assert said == Missing(PLAN_HASH, ())  # no sender is to blame
+                    continue
+                for chunk in world.dealt_to(member.me):
+                    frames = [bytes(world.contributions[peer].area.frame(chunk)) for peer in BOTH]
+                    weights = policy.weights(world.commitments, SPEC)
+                    wanted, _ = combine(
+                        "default", frames, weights_N=[weights[peer] for peer in BOTH], f=0, codec=SPEC.codec.name,
+                        block=SPEC.codec.block, previous=last[chunk] if centre == "here" else None,
+                        previous_scale=0.25,
+                    )  # fmt: skip
+                    assert bytes(member.results.area(PLAN_HASH).frame(chunk)) == wanted
+
+    play(scenario)
+
+
+def _nothing(_: int) -> memoryview | None:
+    return None
+
+
+def test_a_receipt_names_rows_that_are_held_and_no_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path)
+        async with world.living(A, B) as (a, b):
+            await asyncio.gather(a.told.get(), b.told.get())
+            running = a.exchanging
+            assert running is not None
+            mine = tuple(world.dealt_to(A.peer))
+            envelope = running.receipt(B.peer, (*mine, *world.dealt_to(B.peer)))
+            receipt = open_signed(envelope, RUN.peer, signer=A.peer, kind=Receipt).message
+            assert receipt == Receipt(PLAN_HASH, B.peer, mine)
+            assert running.receipt(STRANGER.peer, mine) == b""
 
     play(scenario)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -13,10 +13,11 @@ import pytest
 
 from aggregation import codec
 from aggregation.chunks import ChunkGrid
-from aggregation.digest import chunk_root
+from aggregation.digest import chunk_root, results_root, state_chunk_hash, state_digest
 from coordinator.rounds import policy
 from node import fetching
 from node.blocks import PieceStore
+from node.centre import centre_of
 from node.errors import Unreachable
 from node.fetching import Fetcher
 from node.landmarks import Landmarks
@@ -25,13 +26,15 @@ from node.session.events import Verify
 from node.state import StateStore
 from node.training.shared import frame_sizes
 from node.whereabouts import Whereabouts
-from protos.messages import Addresses, PeerId, Range, StateOffer
+from protos.hashes import body_hash
+from protos.messages import ZERO_HASH, Addresses, Outcome, PeerId, Range, StateOffer
 from protos.runspec import RunSpec
 from protos.signing import Identity
 from tests.coordinator.made import genesis, spec
 from tests.fakes.holder import FakeHolder
 from tests.fakes.peers import FakeNetwork, Fault
 from tests.fakes.records import FakeTable
+from tests.node.chain import body_after, commit_of, commit_zero
 
 ME, REDUCER, NEXT, HOLDER = (Identity.from_private_bytes(bytes([n]) * 32).peer for n in (2, 3, 4, 5))
 SPEC: RunSpec = spec()
@@ -71,9 +74,10 @@ class Bench:
     said: list[str] = field(default_factory=list)
     now_s: float = 0.0
     n_failures: int = 0
+    spec: RunSpec = SPEC
 
     def __post_init__(self) -> None:
-        sizes = frame_sizes(GRID, SPEC.codec.name, SPEC.codec.block)
+        sizes = frame_sizes(GRID, codec.result_codec(self.spec.codec.name), SPEC.codec.block)
         self.results = ResultsStore(self.folder / "results", sizes, SPEC.codec.leaf_values)
         self.store = StateStore(self.folder / "state", GRID)
         run = genesis()[1].run
@@ -85,7 +89,7 @@ class Bench:
 
         nowhere = Addresses(1, (), (), PeerId(""), ())
         self.fetcher = Fetcher(
-            ME, SPEC, peers=self.peers, whereabouts=self.whereabouts,
+            ME, self.spec, peers=self.peers, whereabouts=self.whereabouts,
             landmarks=Landmarks(ME, PeerId("c"), nowhere, away, self.whereabouts), store=self.store,
             results=self.results, pieces=cast(PieceStore, FakePieces(self.n_failures)), pool=None,  # type: ignore[arg-type]
             say=self.said.append, seconds=self._seconds,
@@ -110,8 +114,22 @@ class Bench:
         body = genesis()[1]
         return play(self.fetcher.results(Verify(body, BODY_HASH, HASHES, lines, holders)))
 
-    def whole(self) -> bool:
-        area = self.results.area(BODY_HASH)
+    def hold(self, *, outcome: Outcome = Outcome.COMMITTED, listed: tuple[bytes, ...] = HASHES) -> bytes:
+        """Have it hold a state after a commit with these results; the hash of the commit's body."""
+        theta_D = np.zeros(GRID.n_values, np.float32)
+        theta_D.tofile(self.folder / "theta.bin")
+        hashes = tuple(state_chunk_hash(theta_D[slice(*GRID.bounds(chunk))]) for chunk in range(GRID.n_chunks))
+        digest = state_digest(hashes, hashes)
+        _, first = commit_zero(digest)
+        root = results_root(HASHES) if outcome is Outcome.COMMITTED else ZERO_HASH
+        body, folded = body_after(first, outcome, results_root=root, clip_factor=0.5)
+        commit, ledger = commit_of(body, folded, digest)
+        commit = replace(commit, result_hashes=listed if outcome is Outcome.COMMITTED else ())
+        self.store.install_initial(self.folder / "theta.bin", None, commit, ledger)
+        return body_hash(commit.body)
+
+    def whole(self, key: bytes = BODY_HASH) -> bool:
+        area = self.results.area(key)
         return [bytes(area.frame(chunk)) for chunk in range(GRID.n_chunks)] == FRAMES
 
 
@@ -155,6 +173,18 @@ def test_what_this_node_combined_itself_is_not_fetched(bench: Bench) -> None:
     assert bench.peers.traffic.received == 0
 
 
+def test_what_it_combined_in_the_attempt_becomes_the_bodys_where_it_lies(bench: Bench) -> None:
+    plan = b"p" * 32
+    own = bench.results.area(plan)
+    own.put(1, FRAMES[1], HASHES[1])
+    bench.holder(REDUCER, 0, 2)
+    lines = ((REDUCER,), (ME,), (REDUCER,))
+    assert play(bench.fetcher.results(Verify(genesis()[1], BODY_HASH, HASHES, lines, (), plan))) == ""
+    assert bench.whole()
+    assert bench.results.area(BODY_HASH) is own
+    assert {path.name for path in (bench.folder / "results").iterdir()} == {BODY_HASH.hex()}
+
+
 def test_an_empty_round_needs_nothing(bench: Bench) -> None:
     assert play(bench.fetcher.results(Verify(genesis()[1], BODY_HASH, (), (), ()))) == ""
 
@@ -192,6 +222,17 @@ def test_a_liars_results_are_not_kept(bench: Bench, lie: Callable[[int], bytes])
     assert bench.whole()
 
 
+def test_results_of_coarse_rows_come_as_int8(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, spec=spec("codec.name=int4"))
+    block = SPEC.codec.block
+    coarse = [codec.encode("int4", codec.decode(each, GRID.chunk_values), block=block) for each in FRAMES]
+    bench.holder(REDUCER, 0, 1, 2, frames=coarse)
+    bench.holder(NEXT, 0, 1, 2)
+    line = (REDUCER, NEXT)
+    assert bench.verify(line, line, line) == ""
+    assert bench.whole()
+
+
 def test_what_nobody_has_any_more_is_given_up_after_the_grace_for_who_has_gone(bench: Bench) -> None:
     bench.holder(REDUCER, 0, 1)
     bench.holder(HOLDER)
@@ -204,6 +245,86 @@ def test_what_nobody_has_any_more_is_given_up_after_the_grace_for_who_has_gone(b
 def test_who_is_nowhere_is_no_error_but_a_reason(bench: Bench) -> None:
     assert "no address record" in bench.verify((REDUCER,), (REDUCER,), (REDUCER,))
     assert "nobody who could hold" in bench.verify((ME,), (ME,), (ME,))
+
+
+# -- the results of the held state's commit ------------------------------------------------------------------------
+
+CENTRED = spec("rule.name=centered_clip")
+
+
+def test_what_the_next_rounds_rule_starts_from_comes_from_donors_in_turn(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, spec=CENTRED)
+    key = bench.hold()
+    bench.holder(HOLDER, 0, 1)
+    bench.holder(NEXT, 2, 1)
+    play(bench.fetcher.centre())
+    assert bench.whole(key)
+    assert bench.said == []
+    assert bench.peers.traffic.exchange_received == 0 < bench.peers.traffic.received
+
+
+def test_what_is_here_is_not_asked_for_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, spec=CENTRED)
+    area = bench.results.area(bench.hold())
+    for chunk in range(GRID.n_chunks):
+        area.put(chunk, FRAMES[chunk], HASHES[chunk])
+    bench.holder(HOLDER)
+    play(bench.fetcher.centre())
+    assert bench.peers.traffic.received == 0
+    assert bench.said == []
+
+
+@pytest.mark.parametrize("why", ["a rule without a centre", "an empty round", "no state"])
+def test_nobody_is_asked_for_what_is_not_needed(tmp_path: Path, why: str) -> None:
+    bench = Bench(tmp_path, spec=spec("rule.name=median") if why == "a rule without a centre" else CENTRED)
+    if why != "no state":
+        bench.hold(outcome=Outcome.EMPTY if why == "an empty round" else Outcome.COMMITTED)
+    bench.holder(HOLDER, 0, 1, 2)
+    play(bench.fetcher.centre())
+    assert bench.peers.traffic.received == 0
+    assert bench.said == []
+
+
+def test_without_them_it_goes_on_and_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, spec=CENTRED)
+    bench.hold()
+    bench.holder(HOLDER, 0)
+    play(bench.fetcher.centre())
+    (said,) = bench.said
+    assert "going on without them" in said
+    assert "not there" in said
+
+
+def test_hashes_that_the_commit_does_not_vouch_for_are_not_asked_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, spec=CENTRED)
+    bench.hold(listed=HASHES[::-1])
+    bench.holder(HOLDER, 0, 1, 2)
+    play(bench.fetcher.centre())
+    assert bench.peers.traffic.received == 0
+    assert "came without their hashes" in bench.said[0]
+
+
+@pytest.mark.parametrize("listed", [HASHES, HASHES[::-1], ()], ids=["known", "not its own", "not known"])
+def test_the_centre_is_what_the_heads_body_names(tmp_path: Path, listed: tuple[bytes, ...]) -> None:
+    bench = Bench(tmp_path)
+    area = bench.results.area(bench.hold(listed=listed))
+    for chunk in (0, 2):
+        area.put(chunk, FRAMES[chunk], HASHES[chunk])
+    centre = centre_of(bench.store.current, bench.results)
+    assert centre is not None
+    assert centre.scale == 0.5
+    found = [centre.previous(chunk) for chunk in range(GRID.n_chunks + 1)]
+    if listed == HASHES:
+        assert [None if frame is None else bytes(frame) for frame in found] == [FRAMES[0], None, FRAMES[2], None]
+    else:
+        assert found == [None] * (GRID.n_chunks + 1)
+
+
+def test_after_an_empty_round_there_is_no_centre(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert centre_of(None, bench.results) is None
+    bench.hold(outcome=Outcome.EMPTY)
+    assert centre_of(bench.store.current, bench.results) is None
 
 
 # -- the state -----------------------------------------------------------------------------------------------------

@@ -95,6 +95,65 @@ def test_old_areas_go_and_used_ones_stay(tmp_path: Path) -> None:
     store.close()
 
 
+def test_an_attempts_area_becomes_its_bodys(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    plan, body = b"p" * 32, b"b" * 32
+    area = store.area(plan)
+    area.put(0, FRAMES[0], HASHES[0])
+    assert store.rekey(plan, body) is area
+    assert store.area(body) is area
+    assert {path.name for path in tmp_path.iterdir()} == {body.hex()}
+    area.put(1, FRAMES[1], HASHES[1])  # whoever had it goes on with it
+    assert store.area(body).missing(HASHES) == [2]
+    place = store.locate(HASHES[1])
+    assert place is not None
+    assert Path(place[0]).read_bytes()[place[1] : place[1] + place[2]] == FRAMES[1]
+    assert store.rekey(plan, body) is area  # a second time, or after a restart
+    store.close()
+    again = new_store(tmp_path)
+    assert bytes(again.area(body).frame(1)) == FRAMES[1]
+    again.close()
+
+
+def test_an_area_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.area(b"p" * 32).put(0, FRAMES[0], HASHES[0])
+    there = store.area(KEY)
+    there.put(2, FRAMES[2], HASHES[2])
+    assert store.rekey(b"p" * 32, KEY) is there
+    assert there.missing(HASHES) == [0, 1]
+    assert store.find(HASHES[0]) is not None
+    store.close()
+
+
+def test_a_pinned_area_stays_however_old(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    keys = [bytes([i]) * 32 for i in range(3 * KEPT)]
+    store.area(keys[0]).put(0, FRAMES[0], HASHES[0])
+    store.rekey(keys[0], KEY)
+    store.pin(KEY)
+    for key in keys[1 : 2 * KEPT]:
+        store.area(key)
+    assert len(list(tmp_path.iterdir())) == KEPT
+    assert bytes(store.find(HASHES[0]) or b"") == FRAMES[0]
+    store.pin(keys[2 * KEPT - 1])
+    store.area(keys[2 * KEPT])
+    assert store.find(HASHES[0]) is None
+    store.close()
+
+
+def test_a_pin_follows_its_area_to_another_name(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path, [len(frame) for frame in FRAMES], LEAF, kept=1)
+    area = store.area(b"p" * 32)
+    store.pin(b"p" * 32)
+    store.rekey(b"p" * 32, KEY)
+    for i in range(3):
+        fresh = store.area(bytes([i]) * 32)
+        assert store.area(bytes([i]) * 32) is fresh
+    assert store.area(KEY) is area
+    store.close()
+
+
 def test_what_is_no_area_of_this_run_is_removed_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "junk").mkdir()
     other = ResultsStore(tmp_path, [100], LEAF)

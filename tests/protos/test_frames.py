@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregation import codec
 from protos import exchange_pb2, frames, limits, round_pb2, state_pb2, wire
 from protos.calls import Declined
 from protos.messages import (
@@ -122,7 +123,7 @@ def test_each_side_has_its_own_messages() -> None:
 def test_the_unfit_field_is_named_on_writing() -> None:
     with pytest.raises(WireError, match=r"^ChunkFrame\.head\.chunk: -1 outside"):
         wire.encode_chunk_frame(ChunkHead(bytes(32), -1, 0, ()))
-    with pytest.raises(WireError, match=r"^ChunkFrame\.part: 1048577 bytes exceed"):
+    with pytest.raises(WireError, match=r"^ChunkFrame\.part: 1064961 bytes exceed"):
         wire.encode_chunk_frame(Part(bytes(limits.PART_BYTES + 1)))
     with pytest.raises(WireError, match=r"^ReceiptFrame\.refusal: 1025 characters"):
         wire.encode_receipt_frame(Declined("x" * 1025))
@@ -131,6 +132,34 @@ def test_the_unfit_field_is_named_on_writing() -> None:
 def test_a_refusal_that_is_no_utf8_is_refused() -> None:
     with pytest.raises(WireError, match=r"^ReceiptFrame\.refusal: is no UTF-8"):
         wire.decode_receipt_frame(b"\x12\x01\xff")
+
+
+def test_a_part_is_written_from_a_view_and_read_as_one() -> None:
+    data = bytes(range(256)) * 8
+    frame = wire.encode_part(memoryview(bytearray(data))[512:1024])
+    assert frame == wire.encode_chunk_frame(Part(data[:512])) == wire.encode_fetch_frame(Part(data[:512]))
+    for decode in (wire.decode_chunk_frame, wire.decode_fetch_frame):
+        part: Any = decode(frame)
+        assert isinstance(part.data, memoryview)
+        assert part.data.obj is frame
+        assert part.data == data[:512]
+
+
+@pytest.mark.parametrize(
+    ("view", "why"),
+    [
+        (memoryview(bytes(limits.PART_BYTES + 1)), "exceed"),
+        (memoryview(bytes(64))[::2], "in a row"),
+        (memoryview(bytes(64)).cast("I"), "in a row"),
+    ],
+)
+def test_a_view_that_is_no_part_is_refused(view: memoryview, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        wire.encode_part(view)
+
+
+def test_a_usual_chunk_of_int8_is_one_part() -> None:
+    assert codec.frame_bytes("int8", 2**20, 512) <= limits.PART_BYTES < codec.frame_bytes("int8", 2**21, 1024)
 
 
 def test_a_whole_part_passes() -> None:

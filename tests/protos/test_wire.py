@@ -176,7 +176,7 @@ RECORD = Record(PEERS[0], 1, ("a:1",), (), 0, 0, b"")
         (change(RECORD, grpc=("a" * 250,) * 5), r"Record: \d+ bytes exceed the limit of 1024"),
         (Receipt(ROOT, PEERS[0], (limits.CHUNKS,)), r"Receipt\.chunks\[0\]: 262144 outside 0…262143"),
         (FetchHead(ROOT, -2), r"FetchHead\.n_bytes: -2 outside -1…"),
-        (Part(bytes(limits.PART_BYTES + 1)), r"Part\.data: 1048577 bytes exceed the limit of 1048576"),
+        (Part(bytes(limits.PART_BYTES + 1)), r"Part\.data: 1064961 bytes exceed the limit of 1064960"),
         (change(golden.body(), voters=(PEERS[0],) * 33), r"Body\.voters: 33 values exceed the limit of 32"),
         (change(golden.body(), reason="x" * 1025), r"Body\.reason: 1025 characters"),
         (change(golden.body(), reason="\x1b[2J"), r"Body\.reason: .* holds characters"),
@@ -272,7 +272,10 @@ def test_results_of_no_chunks() -> None:
 # -- things in parts -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "n_parts"), [(0, 0), (1, 1), (2**20, 1), (2**20 + 1, 2), (3 * 2**20, 3)])
+PART = limits.PART_BYTES
+
+
+@pytest.mark.parametrize(("size", "n_parts"), [(0, 0), (1, 1), (PART, 1), (PART + 1, 2), (3 * PART, 3)])
 def test_parts_concatenate_to_the_whole(size: int, n_parts: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     parts = list(split(data))

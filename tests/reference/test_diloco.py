@@ -18,7 +18,7 @@ from node.training.task import Task
 from protos.runspec import InnerSpec
 from tests.fakes.tiny import TinyRun, TinyTask, tiny_run
 from tests.reference import diloco, pieces
-from tests.reference.diloco import Member, Round, Sequences, replay, rounds_of
+from tests.reference.diloco import Chunks, Member, Round, Sequences, replay, rounds_of
 
 Train = Callable[[Task, InnerSpec, Iterable[Round], Sequences], int]
 
@@ -38,7 +38,8 @@ def data(run: TinyRun) -> Sequences:
 
 @pytest.fixture(params=["reference", "pieces"])
 def train(request: pytest.FixtureRequest) -> Train:
-    return {"reference": diloco.diloco, "pieces": pieces.diloco}[request.param]
+    found: dict[str, Train] = {"reference": diloco.diloco, "pieces": pieces.diloco}
+    return found[request.param]
 
 
 def task(seed: int = 1) -> TinyTask:
@@ -147,22 +148,28 @@ def test_weights_decide_how_much_a_member_moves_the_mean(train: Train, data: Seq
     torch.testing.assert_close(mixed, 0.75 * first + 0.25 * second, rtol=1e-4, atol=1e-6)
 
 
-def test_reference_and_pieces_agree_on_a_run_of_unequal_members(data: Sequences) -> None:
+@pytest.mark.parametrize("rule", ["mean", "default"])
+def test_reference_and_pieces_agree_on_a_run_of_unequal_members(data: Sequences, rule: str) -> None:
+    chunk_values = 64  # tensors lie at 0, 192 and 256: neither cut alike nor without gaps would chunks be the same
     plan = [
         Round(
             (
                 Member("a", tuple(range(number * 100, number * 100 + 12)), 12.0),
                 Member("b", tuple(range(number * 100 + 50, number * 100 + 55)), 5.0),
+                Member("c", tuple(range(number * 100 + 60, number * 100 + 68)), 8.0),
             ),
             10,
             0.7,
             0.6,
+            rule,
+            1.0 if rule == "mean" or number != 4 else 0.5,
+            after_empty=number in (0, 3),
         )
         for number in range(6)
     ]
     ours, plain = task(), task()
-    pieces.diloco(ours, ADAMW, plan, data)
-    diloco.diloco(plain, ADAMW, plan, data)
+    pieces.diloco(ours, ADAMW, plan, data, chunk_values=chunk_values)
+    diloco.diloco(plain, ADAMW, plan, data, Chunks.of(plain, pieces.BLOCK, chunk_values))
     assert float((flat(ours) - flat(plain)).norm()) <= 1e-5 * float(flat(plain).norm())
 
 
@@ -172,7 +179,15 @@ def test_a_ledger_is_replayed_and_empty_orphaned_and_rejected_rows_leave_no_trac
             {"peer": "a", "batches": [[start, 3], [start + 10, 2]], "weight": 5.0, "accepted": True},
             {"peer": "b", "batches": [[start + 20, 5]], "weight": 5.0, "accepted": start != 0},
         ]
-        fields = {"outcome": outcome, "members": members, "h": 5, "outer_lr": 0.7, "outer_momentum": 0.6}
+        fields = {
+            "outcome": outcome,
+            "members": members,
+            "h": 5,
+            "outer_lr": 0.7,
+            "outer_momentum": 0.6,
+            "rule": "mean",
+            "clip_factor": 0.5,
+        }
         return json.dumps(fields | extra)
 
     ledger = tmp_path / "ledger.jsonl"
@@ -180,8 +195,15 @@ def test_a_ledger_is_replayed_and_empty_orphaned_and_rejected_rows_leave_no_trac
     ledger.write_text("\n".join(rows))
     result = replay(run.folder, run.spec, task(), ledger=ledger)
     plan = [
-        Round((Member("a", (0, 1, 2, 10, 11), 5.0),), 5, 0.7, 0.6),
-        Round((Member("a", (80, 81, 82, 90, 91), 5.0), Member("b", (100, 101, 102, 103, 104), 5.0)), 5, 0.7, 0.6),
+        Round((Member("a", (0, 1, 2, 10, 11), 5.0),), 5, 0.7, 0.6, "mean", 0.5, after_empty=True),
+        Round(
+            (Member("a", (80, 81, 82, 90, 91), 5.0), Member("b", (100, 101, 102, 103, 104), 5.0)),
+            5,
+            0.7,
+            0.6,
+            "mean",
+            0.5,
+        ),
     ]
     assert list(rounds_of(map(json.loads, ledger.read_text().splitlines()))) == plan
     again = task()

@@ -12,6 +12,7 @@ from coordinator.rounds import leases, policy
 from coordinator.rounds.ledger import Ledger
 from node.session import events as ev
 from node.session.machine import Session
+from protos import limits
 from protos.hashes import body_hash
 from protos.messages import (
     Body,
@@ -150,7 +151,7 @@ class MemberProcess(Process):
         line = self.lines[leader.name] = Line(self, leader)
         held = self.disk.ledger
         hello = Hello(
-            protocol=1,
+            protocol=limits.PROTOCOL,
             record=self.world.registry.encode(self._record),
             epoch=held.epoch if held else 0,
             round=held.round if held else 0,
@@ -422,6 +423,9 @@ class MemberProcess(Process):
 
     def _combine(self, begun: ev.BeginExchange, effect: ex.CombineChunk) -> None:
         if self._exchange is not begun:
+            return
+        if begun.plan.round in self.world.options.unable_rounds:
+            self._exchanged(begun.plan_hash, ex.CombineFailed(effect.chunk, "there is no centre"))
             return
         commitments = begun.commitments
         roots = {str(peer): commitment.root for peer, commitment in commitments.items()}

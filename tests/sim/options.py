@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from protos.runspec import (
     CodecSpec,
@@ -55,8 +56,8 @@ class Options:
     start_contributors: int = 0
     """0: all members."""
     end_rounds: int = 0
-    rule: str = "mean"
-    replicas: int = 1
+    rule: str = "default"
+    replicas: Literal["auto", 1, 2, 3, 4] = "auto"
     deadlines: DeadlineSpec = SHORT
 
     # how long work takes
@@ -65,6 +66,8 @@ class Options:
     never_trains: tuple[int, ...] = ()
     diverges: tuple[int, ...] = ()
     """Members whose Δ is not finite, so that encoding fails."""
+    unable_rounds: tuple[int, ...] = ()
+    """Rounds in which no reducer can combine, as when what the rule starts from is nowhere to be had."""
     work_s: float = 0.01
     """A check, a combination, an encoding, a step of the outer optimiser."""
     fetch_s: float = 0.05
@@ -112,7 +115,13 @@ def sim_spec(
     membership: MembershipSpec | None = None,
     deadlines: DeadlineSpec | None = None,
 ) -> RunSpec:
-    """A RunSpec of so many small chunks, without a model or data behind it."""
+    """A RunSpec of so many small chunks, without a model or data behind it.
+
+    Unless `rule` decides, rounds of one or two members commit.
+    """
+    rule = rule or RuleSpec()
+    if rule.degraded is None:
+        rule = rule.model_copy(update={"degraded": True})
     return RunSpec(
         model=ModelSpec(
             config={"model_type": "none"},
@@ -136,7 +145,7 @@ def sim_spec(
         inner=InnerSpec(lr=0.01),
         work=work or WorkSpec(batch_tokens=8, h=4),
         codec=CodecSpec(block=1024, chunk_values=CHUNK_VALUES, leaf_values=1024),
-        rule=rule or RuleSpec(),
+        rule=rule,
         membership=membership or MembershipSpec(),
         deadlines=deadlines or DeadlineSpec(),
     )

@@ -30,8 +30,8 @@ from tests.sim.watching import (
 from tests.sim.world import World
 
 
-def kill_and_go_on(n: int, moment: Callable[[World, PeerId], bool]) -> None:
-    world = begun(n)
+def kill_and_go_on(n: int, moment: Callable[[World, PeerId], bool], **options: object) -> None:
+    world = begun(n, **options)
     victim = world.member(n // 2)
     assert world.run_until(lambda: moment(world, victim.name), 30.0), story(world)
     round_ = world.round
@@ -52,6 +52,39 @@ def kill_and_go_on(n: int, moment: Callable[[World, PeerId], bool]) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_others_commit_without_who_is_killed(n: int, moment: Callable[[World, PeerId], bool]) -> None:
     kill_and_go_on(n, moment)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_the_others_commit_without_who_reduces_alone_and_is_killed(moment: Callable[[World, PeerId], bool]) -> None:
+    kill_and_go_on(3, moment, replicas=1)
+
+
+def test_where_everyone_reduces_everything_the_death_of_who_has_sent_its_rows_fails_no_attempt() -> None:
+    world = begun(3, work_s=0.2)
+    victim = world.member(1)
+    assert world.run_until(lambda: phase(world) is Phase.EXCHANGE, 30.0), story(world)
+    assert world.run_until(lambda: victim._exchange is not None, 5.0)
+    assert world.run_until(lambda: not any(victim._sending.values()), 5.0)
+    assert phase(world) is Phase.EXCHANGE
+    round_ = world.round
+    victim.crash()
+    assert world.run_until(lambda: world.round > round_, ROUND_S), story(world)
+    _, body, _ = world.chain.commits[-1]
+    assert (body.outcome, body.attempt) == (Outcome.COMMITTED, 0)
+    assert [entry.counted for entry in body.members] == [True] * 3
+    assert {entry.peer for entry in body.reducers} >= {world.member(0).name, world.member(2).name}
+
+
+@pytest.mark.parametrize("replicas", ["auto", 1])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_round_that_nobody_can_combine_is_empty_and_the_next_one_counts_its_work(n: int, replicas: object) -> None:
+    world = begun(n, unable_rounds=(4,), replicas=replicas)
+    assert world.run_until(lambda: world.round >= 6, 6 * ROUND_S), story(world)
+    by_round = {body.round: body for _, body, _ in world.chain.commits}
+    assert [by_round[round_].outcome is Outcome.EMPTY for round_ in (3, 4, 5, 6)] == [False, True, False, False]
+    assert "able to combine" in by_round[4].reason
+    after = next(ledger for ledger in world.chain.ledgers.values() if ledger.round == 4)
+    assert (after.centre_norm, after.n_committed) == (0.0, 2)
 
 
 @pytest.mark.sim
@@ -195,7 +228,9 @@ def test_many_worlds_recover() -> None:
 
 @pytest.mark.sim
 def test_a_thousand_members() -> None:
-    world = World(Options(n_members=1000, n_chunks=16, h=10, step_s=(1.0, 1.3, 0.8), relay=True, checks=False)).start()
+    world = World(
+        Options(n_members=1000, n_chunks=16, h=10, step_s=(1.0, 1.3, 0.8), relay=True, checks=False, replicas=2)
+    ).start()
     assert world.run_until(lambda: world.n_committed >= 2, 120.0), story(world)
     assert len(world.chain.commits[-1][1].members) == 1000
     assert len({member.disk.ledger.head for member in world.members.values() if member.disk.ledger}) <= 2

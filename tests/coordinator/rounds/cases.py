@@ -162,7 +162,7 @@ def body_of(
         attempt=evidence.plan.attempt,
         leader=evidence.plan.leader,
         evidence=evidence,
-        reason=policy.refused(spec, len(evidence.included())),
+        reason=policy.refused(spec, evidence.included(), evidence.deal.excluded),
         seated=seats or [peer for peer in PEERS[: len(ledger.seats)] if peer not in left],
         left=left,
     )

@@ -15,7 +15,7 @@ from coordinator.rounds.events import (
     Reached,
     Woke,
 )
-from coordinator.rounds.phases import LEADER_SLACK, RETRY_FIRST_S, RETRY_MAX_S
+from coordinator.rounds.running import LEADER_SLACK, RETRY_FIRST_S, RETRY_MAX_S
 from protos.hashes import plan_hash
 from protos.messages import (
     AttemptFailed,
@@ -25,6 +25,7 @@ from protos.messages import (
     MemberState,
     Missing,
     Outcome,
+    PeerId,
     Plan,
     Prepare,
     Promise,
@@ -32,12 +33,17 @@ from protos.messages import (
     Refusal,
     Welcome,
 )
+from protos.runspec import RuleSpec
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
     NO_HASH,
     PEERS,
 )
-from tests.coordinator.rounds.leader_script import OBSERVER, exchanging, training
+from tests.coordinator.rounds.leader_script import OBSERVER, Script, exchanging, training
+from tests.sim.options import sim_spec
+
+ONCE = sim_spec(n_chunks=3, rule=RuleSpec(replicas=1))
+"""A run in which each chunk has one reducer."""
 
 # -- failing and trying again ----------------------------------------------------------------------------------------
 
@@ -117,8 +123,14 @@ def test_who_caught_up_is_told_where_the_attempt_is() -> None:
     assert [type(message) for _, message in script.told(object)] == [Propose]
 
 
+def unable(script: Script, *peers: PeerId) -> None:
+    plan = plan_hash(script.registry.encode(script.last(Plan)))
+    for peer in peers:
+        script.say(peer, Missing(plan, ()))
+
+
 def test_at_the_deadline_claims_decide_who_is_left_out() -> None:
-    script = exchanging(3)
+    script = exchanging(3, spec=ONCE)
     plan = plan_hash(script.registry.encode(script.last(Plan)))
     results = script.results()
     for reducer in results:
@@ -134,14 +146,136 @@ def test_at_the_deadline_claims_decide_who_is_left_out() -> None:
 
 
 def test_who_can_not_combine_is_left_out_as_a_reducer() -> None:
-    script = exchanging(3)
-    plan = plan_hash(script.registry.encode(script.last(Plan)))
-    unable, *others = script.results()
-    script.say(unable, Missing(plan, ()))
+    script = exchanging(3, spec=ONCE)
+    one, *others = script.results()
+    unable(script, one)
     for peer in others:
         script.say(peer, script.results()[peer])
-    assert script.rounds._out_reducers == {unable}
+    assert script.rounds._out_reducers == {one}
     assert script.rounds._out_senders == set()
+
+
+# -- replicas --------------------------------------------------------------------------------------------------------
+
+
+def reducers_of(script: Script) -> list[tuple[PeerId, int]]:
+    body = script.registry.decode(Body, script.last(Propose).proposal.body)
+    return [(entry.peer, entry.n_chunks) for entry in body.reducers]
+
+
+def test_everyone_reduces_everything_and_is_waited_for() -> None:
+    script = exchanging(3)
+    results = script.results()
+    assert {len(item.results) for item in results.values()} == {3}
+    script.say(PEERS[0], results[PEERS[0]])
+    script.say(PEERS[1], results[PEERS[1]])
+    assert script.waiting_for == "results of peer02"
+    script.say(PEERS[2], results[PEERS[2]])
+    assert reducers_of(script) == [(peer, 3) for peer in PEERS[:3]]
+
+
+def test_a_replica_that_can_not_combine_is_in_nobodys_way() -> None:
+    script = exchanging(3)
+    unable(script, PEERS[0])
+    script.say(PEERS[1], script.results()[PEERS[1]])
+    assert script.phase() is Phase.EXCHANGE
+    script.say(PEERS[2], script.results()[PEERS[2]])
+    assert reducers_of(script) == [(PEERS[1], 3), (PEERS[2], 3)]
+
+
+def test_a_broken_line_is_not_waited_for_once_enough_replicas_agree() -> None:
+    script = exchanging(4)
+    for peer in PEERS[:2]:  # f + 1: one of them is honest
+        script.say(peer, script.results()[peer])
+    script.say(PEERS[2], script.results()[PEERS[2]])
+    assert script.phase() is Phase.EXCHANGE
+    script.handle(Disconnected(PEERS[3], "reset"))
+    assert reducers_of(script) == [(peer, 3) for peer in PEERS[:3]]
+
+
+def test_a_single_word_waits_for_who_may_come_back() -> None:
+    script = exchanging(3)
+    script.say(PEERS[0], script.results()[PEERS[0]])
+    unable(script, PEERS[1])
+    script.handle(Disconnected(PEERS[2], "reset"))
+    assert script.phase() is Phase.EXCHANGE
+    script.wait(script.spec.deadlines.gone_grace_s + 0.1)
+    assert reducers_of(script) == [(PEERS[0], 3)]
+
+
+def test_a_slow_replica_is_waited_for_only_a_little_once_enough_agree() -> None:
+    script = exchanging(3)
+    for peer in PEERS[:2]:
+        script.say(peer, script.results()[peer])
+    script.wait(script.spec.deadlines.gone_grace_s - 0.1)
+    assert script.phase() is Phase.EXCHANGE
+    script.wait(0.2)
+    assert reducers_of(script) == [(peer, 3) for peer in PEERS[:2]]
+
+
+def test_a_sender_that_dies_before_enough_have_its_rows_fails_the_attempt() -> None:
+    script = exchanging(3)
+    script.say(PEERS[0], script.results()[PEERS[0]])
+    script.handle(Disconnected(PEERS[2], "reset"))
+    script.wait(script.spec.deadlines.gone_grace_s + 0.1)
+    assert script.last(AttemptFailed).reason == "lost peer02"
+
+
+def test_a_reducer_that_dies_is_missed_only_where_it_reduces_alone() -> None:
+    for spec, fails in ((sim_spec(n_chunks=3), False), (ONCE, True)):
+        script = exchanging(2, spec=spec)
+        script.handle(Disconnected(OBSERVER, "reset"))
+        for _ in range(4):
+            script.wait(1.0)
+            script.keep_alive(*PEERS[:2])
+        assert OBSERVER in script.last(Deal).bandwidths[-1].peer
+        assert [failed.reason for _, failed in script.told(AttemptFailed, script.did)] == ["lost peer30"] * fails
+
+
+def test_a_replica_that_differs_from_the_others_is_left_out() -> None:
+    script = exchanging(3)
+    results = script.results()
+    first, *rest = results[PEERS[1]].results
+    script.say(PEERS[0], results[PEERS[0]])
+    script.say(PEERS[1], replace(results[PEERS[1]], results=(replace(first, hash=NO_HASH), *rest)))
+    script.say(PEERS[2], results[PEERS[2]])
+    assert script.last(AttemptFailed).reason == "replicas differ on chunk 0: peer00+peer02 against peer01"
+    assert script.rounds._out_reducers == {PEERS[1]}
+
+
+def test_when_nobody_can_combine_the_round_is_empty() -> None:
+    script = exchanging(3)
+    unable(script, *PEERS[:3])
+    assert script.phase() is Phase.TRAIN  # the observer has not been asked
+    script.wait(RETRY_FIRST_S)
+    for peer in PEERS[:3]:
+        script.promise(peer)
+    script.commit_to_plan(*PEERS[:3])
+    assert [entry.peer for entry in script.last(Deal).bandwidths] == [OBSERVER]
+    unable(script, OBSERVER)
+    body = script.registry.decode(Body, script.last(Propose).proposal.body)
+    assert body.outcome is Outcome.EMPTY
+    assert body.reason.startswith("nobody who could reduce is able to combine the contributions: peer00")
+    script.vote(*PEERS[:3], digest=script.rounds.ledger.digest)
+    assert script.rounds.ledger.round == 2
+    assert script.rounds._unable == set()
+
+
+def test_silence_is_not_inability() -> None:
+    script = exchanging(2, observer=False)
+    unable(script, PEERS[0])
+    limit_s = script.spec.deadlines.exchange_s * LEADER_SLACK
+    while script.at < limit_s:
+        script.wait(1.0)
+        script.keep_alive(*PEERS[:2])
+    assert "did not come in time" in script.last(AttemptFailed).reason
+    assert script.rounds._unable == {PEERS[0]}
+
+
+def test_when_nobody_can_combine_and_there_is_no_observer_the_round_is_empty_at_once() -> None:
+    script = exchanging(2, observer=False)
+    unable(script, *PEERS[:2])
+    assert script.registry.decode(Body, script.last(Propose).proposal.body).outcome is Outcome.EMPTY
 
 
 def test_silence_until_the_deadline_is_the_reducers_fault() -> None:

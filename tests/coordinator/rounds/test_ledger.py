@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregation.rules.gate import normalised
 from coordinator.rounds.ledger import LEDGER_BYTES_MAX, NORMS_KEPT, Ledger, LedgerError, fold
 from protos.messages import Outcome, PeerId, Range, Seat, Standing, StandingChange
 from tests.coordinator.rounds.cases import (
@@ -59,11 +60,36 @@ def test_who_lost_its_seat_begins_anew() -> None:
     assert back.since == {PEERS[0]: 3, PEERS[1]: 1}
 
 
-def test_norms_are_kept_for_a_while() -> None:
+def test_norms_are_kept_for_a_while_by_the_learning_rates_of_their_round() -> None:
     ledger = seated(1)
     for _ in range(NORMS_KEPT + 3):
-        ledger = after(ledger, body_of(ledger, evidence_of(ledger, 1)))
-    assert len(ledger.norms) == NORMS_KEPT
+        body = body_of(ledger, evidence_of(ledger, 1))
+        ledger = after(ledger, body)
+    assert ledger.norms == (normalised(body.aggregate_norm, 0.04),) * NORMS_KEPT
+    assert ledger.centre_norm == body.aggregate_norm
+
+
+def test_what_is_kept_of_an_aggregate_is_what_was_applied_of_it() -> None:
+    ledger = seated(3)
+    body = body_of(ledger, evidence_of(ledger, 3))
+    clipped = after(ledger, replace(body, clip_factor=0.5))
+    assert clipped.centre_norm == 0.5 * body.aggregate_norm
+    assert clipped.norms == (normalised(0.5 * body.aggregate_norm, 0.04),)
+
+
+def test_an_aggregate_without_learning_rates_is_compared_with_nothing() -> None:
+    ledger = seated(1)
+    body = body_of(ledger, evidence_of(ledger, 1))
+    silent = replace(body, members=tuple(replace(entry, sum_lr=0.0) for entry in body.members))
+    assert after(ledger, silent).norms == ()
+    assert after(ledger, replace(silent, aggregate_norm=0.0)).norms == (0.0,)
+
+
+def test_an_aggregate_that_is_no_number_is_no_book() -> None:
+    ledger = seated(1)
+    body = body_of(ledger, evidence_of(ledger, 1))
+    with pytest.raises(LedgerError, match="is none"):
+        fold(ledger, replace(body, clip_factor=1e300, aggregate_norm=1e300))
 
 
 def test_standing_changes_stay() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregation.codec import frame_bytes
 from coordinator.rounds import leases, policy
-from protos.messages import Bandwidth, PeerId, Promise, Range
+from coordinator.rounds.ledger import round_lr
+from protos.messages import Bandwidth, Commitment, Excluded, MemberEntry, PeerId, Promise, Range
 from protos.runspec import MembershipSpec, RuleSpec, WorkSpec
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
@@ -165,6 +168,18 @@ def test_who_is_out_before_a_byte_travels() -> None:
     assert "tokens claimed" in reasons[PEERS[2]]
 
 
+@pytest.mark.parametrize("n_steps", [(8, 8, 1, 1), (8, 8, 1, 1, 1)])
+def test_machines_of_mixed_speeds_are_all_let_in(n_steps: tuple[int, ...]) -> None:
+    """Two members at H and two, or three, at H/8: by their raw norms two of the five would be out."""
+    spec = sim_spec(n_chunks=3, work=WorkSpec(batch_tokens=8, h=8))
+    ledger = seated(len(n_steps), spec)
+    made = {
+        peer: commitment(ledger, peer, NO_HASH, spec, steps=steps, norms=(steps**1.6,) * 3)
+        for peer, steps in zip(PEERS, n_steps, strict=False)
+    }
+    assert policy.excluded(made, {seat.peer: seat for seat in ledger.seats}, spec) == {}
+
+
 def test_weights_are_tokens_capped_at_the_median() -> None:
     ledger = seated(3)
     given_ = {PEERS[0]: 1, PEERS[1]: 2, PEERS[2]: 4}
@@ -175,31 +190,176 @@ def test_weights_are_tokens_capped_at_the_median() -> None:
     assert policy.weights({}, SPEC) == {}
 
 
+@pytest.mark.parametrize(("admission", "most"), [("open", 32.0), ("invite", 128.0), ("allow_list", 128.0)])
+def test_where_anyone_may_come_weights_are_capped_lower(admission: Any, most: float) -> None:
+    spec = sim_spec(membership=MembershipSpec(admission=admission))
+    weights = policy.weights(commitments(3, tokens=(16, 16, 1000)), spec)
+    assert max(weights.values()) == most
+    assert policy.weights(commitments(3, tokens=(0, 16, 16)), spec)[PEERS[0]] == 0.0  # never raised
+
+
 def test_the_norm_of_a_contribution() -> None:
     ledger = seated(1)
     assert policy.delta_norm(commitment(ledger, PEERS[0], NO_HASH, norms=(9.0, 16.0, 0.0))) == 5.0
 
 
+def commitments(n: int, *, tokens: tuple[int, ...] = ()) -> dict[PeerId, Commitment]:
+    ledger = seated(n) if n else beginning()
+    made = {peer: commitment(ledger, peer, NO_HASH) for peer in PEERS[:n]}
+    return {peer: replace(made[peer], tokens=claimed) for peer, claimed in zip(made, tokens or (32,) * n, strict=True)}
+
+
+GATED = Excluded(PEERS[30], "norm is 8 times the median, above 3")
+IDLE = Excluded(PEERS[31], policy.NO_STEPS)
+
+
 @pytest.mark.parametrize(
-    ("rule", "n", "expected"),
+    ("rule", "n", "out", "expected"),
     [
-        ("mean", 0, None),
-        ("mean", 1, policy.Applied("mean", 0, "", "no robustness")),
-        ("median", 1, policy.Applied("median", 0, "", "no robustness with 1 contribution")),
-        ("median", 3, policy.Applied("median", 1, "", "")),
+        ("mean", 0, (), None),
+        ("mean", 1, (), policy.Applied("mean", 0, "", "no robustness")),
+        ("default", 1, (), policy.Applied("mean", 0, "mean", "no robustness with 1 contribution")),
+        ("default", 2, (), policy.Applied("norm_clip", 0, "norm_clip", "no robustness with 2 contributions")),
+        ("default", 3, (), policy.Applied("default", 1, "", "")),
+        ("median", 3, (GATED,), policy.Applied("median", 1, "", "")),
+        ("bulyan", 3, (), policy.Applied("nnm+trimmed_mean", 1, "nnm+trimmed_mean", "")),
+        ("default", 12, (), policy.Applied("default", 2, "", "")),
+        ("default", 12, (IDLE,), policy.Applied("default", 2, "", "")),
+        ("default", 12, (GATED,), policy.Applied("default", 1, "", "")),
+        ("kurm", 3, (), None),
     ],
 )
-def test_the_rule_for_so_many(rule: str, n: int, expected: policy.Applied | None) -> None:
-    assert policy.applied_rule(sim_spec(rule=RuleSpec(name=rule, f_max=1)), n) == expected
+def test_the_rule_for_so_many(rule: str, n: int, out: tuple[Excluded, ...], expected: policy.Applied | None) -> None:
+    spec = sim_spec(rule=RuleSpec(name=rule))
+    assert policy.applied_rule(spec, commitments(n), out) == expected
+    if not out:
+        assert policy.planned_rule(spec, n) == expected
+
+
+def test_who_weighs_too_much_is_said() -> None:
+    spec = sim_spec(rule=RuleSpec(weight_cap=8))
+    applied = policy.applied_rule(spec, commitments(3, tokens=(8, 8, 64)), ())
+    assert applied is not None
+    assert applied.degraded == "the 1 heaviest of 3 contributions hold half of the weight or more"
+    capped = policy.applied_rule(sim_spec(), commitments(3, tokens=(8, 8, 64)), ())
+    assert capped is not None
+    assert capped.degraded != ""  # 16 of 32
+    even = policy.applied_rule(sim_spec(), commitments(4, tokens=(8, 8, 8, 64)), ())
+    assert even is not None
+    assert even.degraded == ""  # 16 of 40
 
 
 def test_rounds_that_are_refused() -> None:
     strict = sim_spec(rule=RuleSpec(degraded=False))
-    assert [bool(policy.refused(strict, n)) for n in range(4)] == [True, True, True, False]
-    assert [bool(policy.refused(SPEC, n)) for n in range(4)] == [True, False, False, False]
-    assert policy.refused(sim_spec(membership=MembershipSpec(min_contributors=3)), 2) == (
+    assert [bool(policy.refused(strict, commitments(n), ())) for n in range(4)] == [True, True, True, False]
+    assert [bool(policy.refused(SPEC, commitments(n), ())) for n in range(4)] == [True, False, False, False]
+    assert policy.refused(sim_spec(membership=MembershipSpec(min_contributors=3)), commitments(2), ()) == (
         "2 contributions, and this run needs 3"
     )
+    for admission, alone in (("open", False), ("invite", True), ("allow_list", True)):
+        membership = MembershipSpec.model_validate({"admission": admission})
+        spec = SPEC.model_copy(update={"rule": RuleSpec(), "membership": membership})
+        assert [not policy.refused(spec, commitments(n), ()) for n in (1, 2, 3)] == [alone, alone, True]
+    half = sim_spec(rule=RuleSpec(name="median", fraction=0.5))
+    assert policy.refused(half, commitments(4), ()) == "too few contributions for median: 4"
+
+
+def test_a_rule_that_this_version_does_not_know_is_named() -> None:
+    strange = sim_spec(rule=RuleSpec(name="kurm"))
+    assert policy.unknown(SPEC) == ""
+    assert "did you mean krum?" in policy.unknown(strange)
+    assert policy.refused(strange, commitments(3), ()) == policy.unknown(strange)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "admission", "f", "n_senders", "n_reducers", "expected"),
+    [
+        ("auto", "open", 1, 4, 4, 4),  # small: everyone reduces everything
+        ("auto", "invite", 1, 4, 3, 3),
+        ("auto", "allow_list", 1, 4, 4, 1),
+        ("auto", "open", 1, 4, 0, 1),
+        ("auto", "open", 2, 20_000, 50, 3),  # too much for that: one of them is honest
+        ("auto", "open", 0, 20_000, 50, 1),
+        ("auto", "open", 9, 20_000, 5, 5),
+        (3, "open", 1, 4, 4, 3),
+        (3, "allow_list", 1, 4, 2, 2),
+        (1, "open", 1, 4, 4, 1),
+    ],
+)
+def test_how_many_reduce_a_chunk(
+    replicas: Any, admission: Any, f: int, n_senders: int, n_reducers: int, expected: int
+) -> None:
+    spec = sim_spec(rule=RuleSpec(replicas=replicas), membership=MembershipSpec(admission=admission))
+    assert policy.replicas(spec, f, n_senders, n_reducers) == expected
+
+
+def test_a_mesh_while_a_reducer_receives_at_most_16_mib() -> None:
+    spec = sim_spec(n_chunks=1)
+    n_most = 16 * 2**20 // policy.vector_bytes(spec)
+    assert policy.replicas(spec, 1, n_most, 9) == 9
+    assert policy.replicas(spec, 1, n_most + 1, 9) == 2
+
+
+@pytest.mark.parametrize("n_values", [1, 1023, 1024, 1025, 4096, 5000])
+def test_the_bytes_of_a_contribution(n_values: int) -> None:
+    whole = sim_spec(n_chunks=1)
+    spec = whole.model_copy(update={"model": whole.model.model_copy(update={"n_values": n_values})})
+    cut = policy.grid(spec)
+    assert policy.vector_bytes(spec) == sum(
+        frame_bytes("int8", cut.size(chunk), spec.codec.block) for chunk in range(cut.n_chunks)
+    )
+
+
+# -- norms -----------------------------------------------------------------------------------------------------------
+
+
+def members(*sums_and_weights: tuple[float, float]) -> list[MemberEntry]:
+    return [
+        MemberEntry(PEERS[number], True, "", 1, 1, weight, (), NO_HASH, 1.0, sum_lr, 0.0)
+        for number, (sum_lr, weight) in enumerate(sums_and_weights)
+    ]
+
+
+def test_a_rounds_learning_rate_is_the_weighted_lower_median() -> None:
+    assert round_lr(members((0.3, 1), (0.1, 1), (0.2, 1))) == 0.2
+    assert round_lr(members((0.3, 1), (0.1, 1))) == 0.1
+    assert round_lr(members((0.3, 5), (0.1, 2), (0.2, 2))) == 0.3
+    assert round_lr([]) == 0.0
+    out = [replace(entry, counted=False) for entry in members((0.1, 9))]
+    assert round_lr([*out, *members((0.3, 1))]) == 0.3
+
+
+@given(st.floats(0, 0.04), st.integers(3, 9))
+def test_a_liar_moves_a_rounds_learning_rate_no_further_than_to_anothers(lie: float, n: int) -> None:
+    honest = [(0.04 - 0.001 * number, 32.0) for number in range(n)]
+    found = round_lr(members(*honest, (lie, 32.0)))
+    assert honest[-1][0] <= found <= 0.04
+
+
+def test_an_aggregate_that_jumps_is_clipped() -> None:
+    spec, ledger = sim_spec(), beginning()
+    honest = members((1.0, 1), (1.0, 1), (1.0, 1))
+    for kept in ((), (1.0,), (1.0, 1.0)):
+        assert policy.clip_factor(spec, replace(ledger, norms=kept), 100.0, honest) == 1.0
+    ledger = replace(ledger, norms=(1.0, 0.5, 4.0))
+    assert policy.clip_factor(spec, ledger, 2.0, honest) == 1.0
+    assert policy.clip_factor(spec, ledger, 8.0, honest) == 0.25
+    assert policy.clip_factor(spec, ledger, 3.0, honest) == np.float32(2 / 3)
+    assert policy.clip_factor(sim_spec(rule=RuleSpec(name="median")), ledger, 8.0, honest) == 1.0
+    longer = members((32.0, 1), (32.0, 1), (32.0, 1))  # more steps go further: 32^0.8 is 16
+    assert policy.clip_factor(spec, ledger, 32.0, longer) == 1.0
+    assert policy.clip_factor(spec, ledger, 64.0, longer) == 0.5
+    liar = members((32.0, 1), (32.0, 1), (32.0, 1), (1e-30, 1))
+    assert policy.clip_factor(spec, ledger, 64.0, liar) == 0.5
+
+
+def test_a_centred_rules_result_may_be_as_long_as_its_centre() -> None:
+    made = commitments(3)
+    default, median = (policy.Applied(rule, 1, "", "") for rule in ("default", "median"))
+    assert policy.result_norm_limit(made, 0, median, 7.0) == pytest.approx(1.02 * 1.5**0.5)
+    assert policy.result_norm_limit(made, 0, default, 0.0) == pytest.approx(1.02 * 1.5**0.5)
+    assert policy.result_norm_limit(made, 0, default, 7.0) == pytest.approx(1.02 * 1.5**0.5 * 7.0)
+    assert policy.result_norm_limit(made, 0, policy.Applied("mean", 0, "", ""), 7.0) == 1.02
 
 
 def test_lines_depend_on_every_root() -> None:

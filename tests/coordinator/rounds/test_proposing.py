@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from aggregation.rules import norm_growth
 from coordinator.rounds import policy, proposing
+from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence, batches_of, build_body, evidence_faults
 from coordinator.rounds.voter import body_faults
 from protos.messages import (
@@ -57,7 +60,8 @@ def test_an_honest_body_has_no_faults() -> None:
     assert [entry.counted for entry in BODY.members] == [True] * 3
     assert batches_of(BODY) == 12
     assert BODY.returned == ()
-    assert sum(entry.n_chunks for entry in BODY.reducers) == 3
+    assert [entry.n_chunks for entry in BODY.reducers] == [3] * 3  # everyone reduces what is so small
+    assert (BODY.rule, BODY.f, BODY.fallback, BODY.degraded, BODY.clip_factor) == ("default", 1, "", "", 1.0)
     assert BODY.aggregate_norm == pytest.approx(1.5**0.5)
 
 
@@ -77,9 +81,9 @@ OTHER: dict[str, Any] = {
     "members": BODY.members[:2],
     "reducers": (ReducerEntry(PEERS[0], 3, 1.0),),
     "rule": "median",
-    "f": 1,
+    "f": 0,
     "fallback": "median",
-    "degraded": "",
+    "degraded": "no robustness",
     "codec": "fp32",
     "results_root": NO_HASH,
     "clip_factor": 0.5,
@@ -181,9 +185,9 @@ def test_an_empty_round_keeps_the_anchor_returns_everything_and_has_a_reason() -
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-@pytest.mark.parametrize("rule", ["mean", "median"])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_honest_bodies_of_other_runs(n: int, rule: str, replicas: int) -> None:
+@pytest.mark.parametrize("rule", ["mean", "median", "bulyan", "arc+nnm+trimmed_mean"])
+@pytest.mark.parametrize("replicas", [1, 2, "auto"])
+def test_honest_bodies_of_other_runs(n: int, rule: str, replicas: Any) -> None:
     spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule, f_max=1, replicas=replicas))
     ledger = seated(n, spec)
     for _ in range(2):
@@ -240,7 +244,7 @@ def with_results(peer: PeerId, **changes: Any) -> Evidence:
 
 
 REDUCER = next(iter(EVIDENCE.results))
-FIRST = EVIDENCE.results[REDUCER].results[0]
+FIRST, *REST = EVIDENCE.results[REDUCER].results
 MEMBERS = EVIDENCE.plan.members
 
 
@@ -253,15 +257,15 @@ MEMBERS = EVIDENCE.plan.members
         (with_plan(previous=NO_HASH), "another head"),
         (with_plan(anchor_digest=NO_HASH), "another head"),
         (with_plan(spec_revision=2), "another head"),
-        (with_plan(codec="fp32"), "codec or replicas"),
-        (with_plan(replicas=2), "codec or replicas"),
+        (with_plan(codec="fp32"), "codec is not"),
+        (with_plan(replicas=2), "the plan's replicas"),
         (with_plan(fragment=Range(0, 7)), "fragment"),
         (with_plan(tau=1), "fragment"),
         (with_plan(privatise="noise"), "fragment"),
         (with_plan(rule="median"), "the plan's rule"),
-        (with_plan(f=1), "the plan's rule"),
+        (with_plan(f=0), "the plan's rule"),
         (with_plan(fallback="median"), "the plan's rule"),
-        (with_plan(degraded=""), "the plan's rule"),
+        (with_plan(degraded="no robustness"), "the plan's rule"),
         (with_plan(members=MEMBERS[::-1]), "not in order"),
         (with_plan(members=(*MEMBERS, MEMBERS[-1])), "not in order"),
         (with_plan(members=MEMBERS[:2]), "someone not planned"),
@@ -280,8 +284,8 @@ MEMBERS = EVIDENCE.plan.members
         (with_results(REDUCER, set_hash=NO_HASH), "another set"),
         (with_results(REDUCER, results=()), "not for the chunks dealt"),
         (with_results(REDUCER, results=(replace(FIRST, chunk=7),)), "not for the chunks dealt"),
-        (with_results(REDUCER, results=(replace(FIRST, norm_sq=2.0),)), "longer than any contribution"),
-        (with_results(REDUCER, results=(replace(FIRST, norm_sq=float("nan")),)), "longer than any contribution"),
+        (with_results(REDUCER, results=(replace(FIRST, norm_sq=2.0), *REST)), "longer than any contribution"),
+        (with_results(REDUCER, results=(replace(FIRST, norm_sq=float("nan")), *REST)), "longer than any contribution"),
         (replace(EVIDENCE, results={}), "3 chunks have no result"),
     ],
 )
@@ -295,25 +299,56 @@ def test_plans_name_every_member_once() -> None:
     assert isinstance(MEMBERS[0], PlanMember)
 
 
+def saying(evidence: Evidence, peer: PeerId, chunk: int, **changes: Any) -> Evidence:
+    """With another word of a reducer on one chunk."""
+    results = dict(evidence.results)
+    said = tuple(replace(item, **changes) if item.chunk == chunk else item for item in results[peer].results)
+    results[peer] = replace(results[peer], results=said)
+    return replace(evidence, results=results)
+
+
 def test_replicas_must_agree() -> None:
+    for changes in ({"hash": NO_HASH}, {"norm_sq": 0.25}):
+        lie = saying(EVIDENCE, PEERS[1], 2, **changes)
+        assert evidence_faults(lie, LEDGER, SPEC) == ["replicas differ on chunk 2: peer00+peer02 against peer01"]
+        assert proposing.dissenters(lie) == {PEERS[1]}
+    assert proposing.dissenters(EVIDENCE) == set()
+
+
+def test_where_no_side_has_more_replicas_all_are_suspect() -> None:
     spec = sim_spec(n_chunks=3, rule=RuleSpec(replicas=2))
     ledger = seated(3, spec)
     evidence = evidence_of(ledger, 3, spec)
     assert evidence_faults(evidence, ledger, spec) == []
-    results = dict(evidence.results)
-    peer, mine = next((peer, item) for peer, item in results.items() if item.results)
-    results[peer] = replace(mine, results=(replace(mine.results[0], hash=NO_HASH), *mine.results[1:]))
-    found = evidence_faults(replace(evidence, results=results), ledger, spec)
-    assert any("replicas differ" in fault for fault in found)
+    assert {len(item.results) for item in evidence.results.values()} == {2}
+    peer = next(iter(evidence.results))
+    chunk = evidence.results[peer].results[0].chunk
+    lie = saying(evidence, peer, chunk, hash=NO_HASH)
+    (fault,) = evidence_faults(lie, ledger, spec)
+    assert fault.startswith(f"replicas differ on chunk {chunk}: ")
+    assert proposing.dissenters(lie) == {
+        each for each, r in evidence.results.items() if chunk in [i.chunk for i in r.results]
+    }
 
 
-@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_one_result_a_chunk_is_enough() -> None:
+    """A dead replica is not in the way; a chunk that nobody has reduced is."""
+    alone = replace(EVIDENCE, results={PEERS[1]: EVIDENCE.results[PEERS[1]]})
+    assert evidence_faults(alone, LEDGER, SPEC) == []
+    body = body_of(LEDGER, alone)
+    assert body_faults(body, alone, HASHES, LEDGER, SPEC, COORDINATOR) == []
+    assert (body.reducers, body.aggregate_norm) == ((ReducerEntry(PEERS[1], 3, 100.0),), BODY.aggregate_norm)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "default", "nnm+trimmed_mean"])
 def test_how_long_a_result_may_be(rule: str) -> None:
-    spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule, f_max=1))
+    spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule))
     ledger = seated(3, spec)
     evidence = evidence_of(ledger, 3, spec)
-    limit = proposing.result_norm_limit(evidence.included(), 0, rule)
-    assert limit == pytest.approx(1.02 * (2**0.5 if rule == "median" else 1.0))
+    applied = evidence.applied(spec)
+    assert applied is not None
+    limit = policy.result_norm_limit(evidence.included(), 0, applied, ledger.centre_norm)
+    assert limit == pytest.approx(1.02 * norm_growth(rule, 3, 1))
     for factor, fine in ((0.999, True), (1.001, False)):
         results = {
             peer: replace(
@@ -323,6 +358,80 @@ def test_how_long_a_result_may_be(rule: str) -> None:
             for peer, item in results_of(evidence, spec).items()
         }
         assert (evidence_faults(replace(evidence, results=results), ledger, spec) == []) is fine
+
+
+# -- the clip factor and the centre, round after round ---------------------------------------------------------------
+
+
+def scaled(ledger: Ledger, times: float, spec: RunSpec = SPEC, **changed: Any) -> Evidence:
+    """A round whose contributions and whose results are so many times as long as usual."""
+    longer: dict[str, Any] = {
+        str(peer): commitment(ledger, peer, NO_HASH, spec, norms=(times * times,) * 3, **changed) for peer in PEERS[:3]
+    }
+    evidence = evidence_of(ledger, 3, spec, **longer)
+    results = {
+        peer: replace(item, results=tuple(replace(r, norm_sq=r.norm_sq * times * times) for r in item.results))
+        for peer, item in evidence.results.items()
+    }
+    return replace(evidence, results=results)
+
+
+def test_the_aggregate_is_clipped_once_three_are_known_and_jumps_stay_bounded() -> None:
+    ledger, usual = seated(3), BODY.aggregate_norm
+    for _ in range(2):
+        ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0)))
+    third = body_of(ledger, scaled(ledger, 100.0))
+    assert third.clip_factor == 1.0  # nothing to compare with yet
+    ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0)))
+    steps = []
+    for _ in range(12):
+        evidence = scaled(ledger, 1000.0)
+        body = body_of(ledger, evidence)
+        hashes = proposing.result_hashes(evidence, SPEC)
+        assert body_faults(body, evidence, hashes, ledger, SPEC, COORDINATOR) == []
+        assert np.float32(body.clip_factor) == body.clip_factor
+        steps.append(body.clip_factor * body.aggregate_norm / usual)
+        ledger = after(ledger, body)
+        assert ledger.centre_norm == pytest.approx(body.clip_factor * body.aggregate_norm)
+    assert steps[:4] == pytest.approx([2, 2, 2, 3])  # the median moves only when half of what is kept is long
+    assert steps[-1] < 10
+
+
+def test_more_steps_are_no_jump() -> None:
+    ledger = seated(3)
+    for _ in range(3):
+        ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0, steps=1)))
+    assert body_of(ledger, scaled(ledger, 3.0)).clip_factor == 1.0  # 4^0.8 is 3.03
+    assert body_of(ledger, scaled(ledger, 7.0)).clip_factor < 1.0
+
+
+def test_after_an_empty_round_there_is_no_centre() -> None:
+    ledger = after(LEDGER, BODY)
+    assert ledger.centre_norm == pytest.approx(BODY.aggregate_norm)
+    assert len(ledger.norms) == 1
+    evidence = evidence_of(ledger, 3)
+    lengthened = replace(
+        evidence,
+        results={
+            peer: replace(item, results=tuple(replace(r, norm_sq=1.7) for r in item.results))
+            for peer, item in evidence.results.items()
+        },
+    )
+    assert evidence_faults(lengthened, ledger, SPEC) == []  # the centre may be longer than all contributions
+    ledger = after(ledger, empty_body(ledger, PEERS[:3]))
+    assert (ledger.centre_norm, len(ledger.norms)) == (0.0, 1)
+    evidence = evidence_of(ledger, 3)
+    lengthened = replace(
+        evidence,
+        results={
+            peer: replace(item, results=tuple(replace(r, norm_sq=1.7) for r in item.results))
+            for peer, item in evidence.results.items()
+        },
+    )
+    assert "longer than any contribution" in evidence_faults(lengthened, ledger, SPEC)[0]
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_a_body_that_can_not_be_built_is_refused() -> None:
@@ -346,7 +455,7 @@ def test_a_run_that_refuses_degraded_rounds() -> None:
         left=(),
     )
     assert body_faults(committed, evidence, proposing.result_hashes(evidence, spec), ledger, spec, COORDINATOR)
-    reason = policy.refused(spec, 2)
+    reason = policy.refused(spec, evidence.included(), ())
     empty = build_body(
         ledger,
         spec,

@@ -222,7 +222,8 @@ def test_when_time_is_over_what_is_missing_is_said_once() -> None:
     did = script.wait(EVIDENCE.plan.exchange_s - 0.5)
     assert script.effects(ev.InExchange, did) == []
     did = script.wait(1.0)
-    mine = [chunk for chunk, line in enumerate(proposing.lines_of(EVIDENCE, SPEC)) if line[0] == ME]
+    lines = proposing.lines_of(EVIDENCE, SPEC)
+    mine = [chunk for chunk, line in enumerate(lines) if ME in line[: EVIDENCE.plan.replicas]]
     missing = [effect.effect for effect in script.effects(ev.InExchange, did)]
     lacks = tuple((chunk, sender) for chunk in mine for sender in PEERS[:3])
     assert missing == ([ex.ReportMissing(lacks)] if mine else [])

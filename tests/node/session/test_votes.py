@@ -41,6 +41,7 @@ def test_a_vote_is_on_disk_before_it_is_sent_and_only_when_all_is_held() -> None
     event = proposed(BODY, EVIDENCE)
     (verify,) = script.effects(ev.Verify, script.handle(event))
     assert verify.result_hashes == event.propose.proposal.result_hashes
+    assert verify.plan_hash == event.plan_hash
     assert verify.reducers == proposing.lines_of(EVIDENCE, SPEC)
     assert verify.holders == (PEERS[1], PEERS[2])
     assert script.told(Vote, script.did) == []

@@ -5,8 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from aggregation import codec
+from aggregation.codec import feedback
 from node.training.link import (
     Command,
     Encode,
@@ -21,9 +25,10 @@ from node.training.link import (
     Resume,
     Start,
     Train,
+    Written,
 )
 from node.training.loop import TrainerLoop, count, prefix, run
-from node.training.shared import CodesArea
+from node.training.shared import RESIDUAL_HEAD_BYTES, CodesArea, create, map_residual
 from protos.messages import Range
 from protos.runspec import RunSpec
 from tests.fakes.tiny import TinyRun, TinyTask, tiny_run
@@ -58,13 +63,24 @@ class Bench:
             self.loop.turn()
             turns -= 1
 
-    def encode(self) -> Encoded:
+    def encode(self, *paths: Path | None) -> Encoded:
+        """`paths` are the residual's and the next one's."""
+        spec = self.run.spec.codec
         path = self.run.folder / "codes.0"
-        CodesArea.create(path, self.run.grid, "int8", 64)
-        self.loop.handle(Encode(1, str(path)))
+        CodesArea.create(path, self.run.grid, spec.name, spec.block)
+        self.loop.handle(Encode(1, str(path), *("" if each is None else str(each) for each in paths)))
         encoded = self.reports[-1]
         assert isinstance(encoded, Encoded)
         return encoded
+
+    def frames(self) -> list[bytes]:
+        spec, grid = self.run.spec.codec, self.run.grid
+        area = CodesArea(self.run.folder / "codes.0", grid, spec.name, spec.block)
+        return [area.frame(chunk).tobytes() for chunk in range(grid.n_chunks)]
+
+    def decoded_D(self) -> NDArray[np.float32]:
+        frames, grid = self.frames(), self.run.grid
+        return np.concatenate([codec.decode(frame, grid.size(chunk)) for chunk, frame in enumerate(frames)])
 
     @property
     def progress(self) -> list[Progress]:
@@ -132,7 +148,7 @@ def test_without_a_step_nothing_is_used_and_the_codes_are_zeros(bench: Bench) ->
     bench.load()
     encoded = bench.encode()
     assert (encoded.steps, encoded.tokens, encoded.used, encoded.inner_loss) == (0, 0, (), 0.0)
-    assert set(encoded.norms_sq) == {0.0}
+    assert not bench.decoded_D().any()
 
 
 def test_a_skipped_batch_is_used_and_said(made: TinyRun) -> None:
@@ -149,7 +165,7 @@ def test_a_skipped_batch_is_used_and_said(made: TinyRun) -> None:
     encoded = bench.encode()
     assert (encoded.steps, encoded.skipped_steps, encoded.used) == (5, 1, (Range(0, 6),))
     assert bench.progress[-1].skipped_steps == 1
-    assert all(norm < 1e6 for norm in encoded.norms_sq)
+    assert np.abs(bench.decoded_D()).max() < 1e3
 
 
 def test_after_encode_it_waits_and_another_train_goes_on(bench: Bench) -> None:
@@ -209,3 +225,83 @@ def test_prefixes_of_ranges() -> None:
         (Range(5, 2), Range(100, 1)),
         (Range(5, 2), Range(100, 3)),
     ]
+
+
+# -- encoding ------------------------------------------------------------------------------------------------------
+
+
+def test_while_it_encodes_it_says_how_far_it_is(bench: Bench) -> None:
+    bench.load()
+    bench.train(Range(0, 2))
+    bench.encode()
+    found = [report.n_chunks for report in bench.reports if isinstance(report, Written)]
+    assert found == list(range(1, bench.run.grid.n_chunks + 1))  # this clock goes on by more than a pause each time
+
+
+CODECS = ("fp32", "fp16", "int8", "int4", "topk")
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bench]:
+    """For each codec a loop that has trained the same steps."""
+    benches = {}
+    for name in CODECS:
+        made = tiny_run(tmp_path_factory.mktemp(name), width=121, codec={"name": name})
+        benches[name] = bench = Bench(made)
+        bench.load()
+        bench.train(Range(0, 4))
+    return benches
+
+
+def residual(folder: Path, name: str, n_values: int) -> Path:
+    create(folder / name, RESIDUAL_HEAD_BYTES + 4 * n_values)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_each_codec_encodes_what_was_learnt(learnt: dict[str, Bench], tmp_path: Path, name: str) -> None:
+    learnt["fp32"].encode()
+    delta_D, bench = learnt["fp32"].decoded_D(), learnt[name]
+    grid = bench.run.grid
+    assert grid.n_chunks == 2
+    paths: tuple[Path | None, ...] = ()
+    if codec.feedback_decay(name) is not None:
+        paths = (None, residual(tmp_path, "next", grid.n_values))
+    bench.encode(*paths)
+    for chunk, frame in enumerate(bench.frames()):
+        delta_P = delta_D[slice(*grid.bounds(chunk))]
+        assert frame == codec.encode(name, delta_P, block=64)  # nothing was left over of earlier rounds
+    if paths:
+        left_D = map_residual(tmp_path / "next", grid.n_values)
+        assert left_D.any()
+        assert np.array_equal(bench.decoded_D() + left_D, delta_D)
+
+
+@pytest.mark.parametrize("name", ["int4", "topk"])
+def test_what_is_left_over_goes_along_the_next_time(learnt: dict[str, Bench], tmp_path: Path, name: str) -> None:
+    bench, n_values = learnt[name], learnt[name].run.grid.n_values
+    first, second = (residual(tmp_path, each, n_values) for each in ("first", "second"))
+    bench.encode(None, first)
+    plain, before = bench.frames(), first.read_bytes()
+    bench.encode(first, second)
+    assert first.read_bytes() == before
+    assert bench.frames() != plain
+    learnt["fp32"].encode()
+    delta_D, grid = learnt["fp32"].decoded_D(), bench.run.grid
+    for chunk, frame in enumerate(bench.frames()):
+        start, stop = grid.bounds(chunk)
+        out, left_P = bytearray(len(frame)), np.zeros(stop - start, np.float32)
+        left_before_P = map_residual(first, n_values)[start:stop]
+        feedback.encode(name, delta_D[start:stop], left_before_P, out, left_P, block=64)
+        assert frame == out
+        assert np.array_equal(map_residual(second, n_values)[start:stop], left_P)
+    bench.encode(first, second)  # a round that was not counted: the same residual again, to the same bytes
+    assert bench.frames()[0] == bytes(codec_frame(name, delta_D, first, grid.bounds(0)))
+
+
+def codec_frame(name: str, delta_D: NDArray[np.float32], left: Path, bounds: tuple[int, int]) -> bytearray:
+    start, stop = bounds
+    out = bytearray(codec.frame_bytes(name, stop - start, 64))
+    left_P = map_residual(left, delta_D.size)[start:stop]
+    feedback.encode(name, delta_D[start:stop], left_P, out, np.zeros(stop - start, np.float32), block=64)
+    return out

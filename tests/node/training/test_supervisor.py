@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from node.session import events as ev
-from node.training.link import Command, Encoded, Progress, Ready, Report, Start
+from node.training.link import Command, Encode, Encoded, Progress, Ready, Report, Start, Written
 from node.training.supervisor import Supervisor
 from protos.messages import Range
 
@@ -45,7 +45,7 @@ class Puppet:
 
 
 def encoded(round_: int) -> Encoded:
-    return Encoded(round_, 2, 20, 0.1, 3.0, (Range(0, 2),), (1.0,), 0)
+    return Encoded(round_, 2, 20, 0.1, 3.0, (Range(0, 2),), 0, 0.1)
 
 
 def progress(round_: int, step: int, *, paused: bool = False) -> Progress:
@@ -76,15 +76,17 @@ def test_a_report_belongs_to_the_round_that_asked_for_it() -> None:
         watched = Watched()
         running = asyncio.create_task(watched.supervisor.run())
         await watched.until(ev.TrainerUp)
-        first = asyncio.create_task(watched.supervisor.encode(1, Path("codes")))
+        heard: list[tuple[int, int]] = []
+        first = asyncio.create_task(watched.supervisor.encode(Encode(1, "codes"), lambda n: heard.append((1, n))))
         await asyncio.sleep(0)
-        second = asyncio.create_task(watched.supervisor.encode(2, Path("codes")))
+        second = asyncio.create_task(watched.supervisor.encode(Encode(2, "codes"), lambda n: heard.append((2, n))))
         await asyncio.sleep(0)
-        watched.puppet.says(encoded(1))
-        watched.puppet.says(encoded(2))
+        for report in (Written(1, 3), encoded(1), Written(2, 4), Written(2, 9), encoded(2), Written(2, 9)):
+            watched.puppet.says(report)
         async with asyncio.timeout(5):
             assert await first is None
             assert await second == encoded(2)
+        assert heard == [(2, 4), (2, 9)]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -98,7 +100,7 @@ def test_a_trainer_that_hangs_is_ended_and_said() -> None:
         await watched.until(ev.TrainerUp)
         watched.supervisor.train(1, RANGES, 4)
         watched.puppet.says(progress(1, 1))
-        encoding = asyncio.create_task(watched.supervisor.encode(1, Path("codes")))
+        encoding = asyncio.create_task(watched.supervisor.encode(Encode(1, "codes"), lambda _: None))
         down = await watched.until(ev.TrainerDown)
         assert isinstance(down, ev.TrainerDown)
         assert "hangs" in down.reason

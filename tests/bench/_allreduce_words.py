@@ -1,0 +1,115 @@
+"""What the leader and the members of the benchmark's all-reduce say to each other, over pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from node.peers.transport import Credentials
+from node.stages import Stage
+from protos.messages import Body, Commitment, Deal, PeerId, Plan, Results
+from protos.runspec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to do the all-reduce."""
+
+    name: str
+    spec: RunSpec
+    replicas: int
+    centred: bool = False  # whether the rule starts from the last results
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a member is born with."""
+
+    rank: int
+    n_peers: int
+    seed: int
+    private_key: bytes
+    run: PeerId
+    credentials: Credentials
+    cases: tuple[Case, ...]
+    folder: str
+    loop: str
+    profile: bool
+    body: Body
+    group: str = ""  # the file of a control group that the process joins; its vectors then are mapped files
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Member: this is who and where I am."""
+
+    peer: PeerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Leader: these are the others."""
+
+    addresses: Mapping[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Leader: one all-reduce, from this instant of the machine's monotonic clock on."""
+
+    case: int
+    plan: Plan
+    plan_hash: bytes
+    start_at: float
+    watched: bool  # whether to look at the memory all the time, which takes time
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    deal: Deal
+    envelope: bytes
+    commitments: Mapping[PeerId, Commitment]
+    lines: tuple[tuple[PeerId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    results: Results | None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Leader: these are the results, and their body's hash."""
+
+    body_hash: bytes
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Member: I hold the mean. Everything after `ended_at` was measured after it."""
+
+    ended_at: float
+    cpu_s: float
+    digest: bytes
+    relative_error: float
+    held_bytes: int
+    private_bytes: int
+    marks: Mapping[str, float]  # seconds from the start to each milestone
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
