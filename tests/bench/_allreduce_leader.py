@@ -43,6 +43,8 @@ W = TypeVar("W")
 
 START_S = 180.0
 TURN_S = 60.0
+SLOWEST_VALUES_S = 1e6
+"""A member may take so much longer than these limits as it has values, at so many a second: from a disk, say."""
 HEAD_START_S = 0.02
 """So long before its start every member is told of a turn."""
 
@@ -71,11 +73,14 @@ class Village:
         loop: str = "uvloop",
         profile: str = "",
         memory_bytes: int = 0,
+        outer: bool = False,
     ) -> None:
         self._cases = tuple(cases)
         self._sealer = KeySealer(COORDINATOR, RUN.peer)
         self._n_turns = 0
+        self._slack_s = cases[0].spec.model.n_values / SLOWEST_VALUES_S
         self._profile = profile
+        self._outer = outer
         self._folder = Path(tempfile.mkdtemp(prefix="barnraise-bench-"))
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._pipes: dict[Connection, str] = {}
@@ -98,7 +103,7 @@ class Village:
             setup = Setup(
                 rank, n_peers, seed, bytes([rank + 1]) * 32, RUN.peer, authority.issue(identity.peer), self._cases,
                 str(folder), loop, bool(self._profile), genesis()[1],
-                str(self._groups[rank].procs) if self._groups else "",
+                str(self._groups[rank].procs) if self._groups else "", self._outer,
             )  # fmt: skip
             ours, theirs = context.Pipe()
             process = context.Process(target=run, args=(setup, theirs), daemon=True)
@@ -106,7 +111,7 @@ class Village:
             theirs.close()
             self._processes.append(process)
             self._pipes[ours] = f"member {rank}"
-        listening = self._all(Listening, START_S)
+        listening = self._all(Listening, START_S + self._slack_s)
         self._peers = [each.peer for each in listening]
         self._say(Meet({each.peer: each.address for each in listening}))
 
@@ -118,7 +123,7 @@ class Village:
         name = plan_hash(wire.encode(plan))
         start_at = time.monotonic() + HEAD_START_S
         self._say(Begin(case, plan, name, start_at, watched))
-        envelopes = [each.envelope for each in self._all(Committed, TURN_S)]
+        envelopes = [each.envelope for each in self._all(Committed, TURN_S + self._slack_s)]
         commitments: dict[PeerId, Commitment] = {}
         for envelope in envelopes:
             opened = open_signed(envelope, RUN.peer, kind=Commitment)
@@ -131,7 +136,7 @@ class Village:
         self._say(Dealt(deal, self._sealer.seal(deal), commitments, lines))
         found: dict[int, set[bytes]] = {chunk: set() for chunk in range(n_chunks)}
         n_results = 0
-        for report in self._all(Reported, TURN_S):
+        for report in self._all(Reported, TURN_S + self._slack_s):
             for result in report.results.results if report.results else ():
                 found[result.chunk].add(result.hash)
                 n_results += 1
@@ -139,8 +144,8 @@ class Village:
             raise AllReduceFailed(f"{n_results} results of {n_chunks} chunks by {replicas}, or reducers differ")
         hashes = tuple(next(iter(found[chunk])) for chunk in range(n_chunks))
         self._say(Agreed(results_root(hashes), hashes))
-        done = self._all(Done, TURN_S)
-        if len({each.digest for each in done}) != 1:
+        done = self._all(Done, TURN_S + self._slack_s)
+        if len({(each.digest, each.state_digest) for each in done}) != 1:
             raise AllReduceFailed(f"{self._cases[case].name}: the members ended with different values")
         return Turn(max(each.ended_at for each in done) - start_at, tuple(done))
 

@@ -39,6 +39,7 @@ from protos.messages import Commitment, Missing, Range, Results, Signed
 from protos.runspec import RunSpec
 from protos.sealer import KeySealer, open_signed
 from protos.signing import Identity
+from tests.bench._allreduce_state import OuterState
 from tests.bench._allreduce_words import (
     Agreed,
     Begin,
@@ -104,6 +105,7 @@ class _Member:
         self._last_body = b""
         self._input_D, self._wanted = self._values_in_files() if setup.group else self._values()
         self._output_D = self._vector("output") if setup.group else np.zeros(self._grid.n_values, np.float32)
+        self._state = OuterState(self._folder / VECTORS, self._grid, self._pool) if setup.outer else None
 
     def _values(self) -> tuple[Floats, Floats]:
         """This peer's input, and samples of the true mean."""
@@ -199,6 +201,8 @@ class _Member:
         mark("fetched")
         await self._decode(self._results.area(agreed.body_hash))
         mark("decoded")
+        state_digest = await self._step(agreed)
+        mark("stepped")
         ended_at, cpu_s = time.monotonic(), _cpu_s() - cpu_s
         watching.cancel()
         held_bytes = self._held_bytes()
@@ -209,7 +213,7 @@ class _Member:
         return Done(
             ended_at, cpu_s, blake3(self._output_D.view(np.uint8).data).digest(),
             relative_error(self._output_D[::SAMPLED_EVERY], self._wanted), held_bytes, private.most_bytes, marks,
-            self._stages.since(before),
+            self._stages.since(before), state_digest,
         )  # fmt: skip
 
     async def _contribution(self, spec: RunSpec, plan_hash: bytes) -> tuple[Commitment, tuple[tuple[bytes, ...], ...]]:
@@ -291,6 +295,13 @@ class _Member:
 
         await self._each_chunk(decode)
 
+    async def _step(self, agreed: Agreed) -> bytes:
+        if self._state is None:
+            return b""
+        frame = self._results.area(agreed.body_hash).frame
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._state.step, agreed.body_hash, frame)
+
     # -- small things ---------------------------------------------------------------------------------------------
 
     async def _each_chunk(self, work: Callable[[int], W]) -> list[W]:
@@ -317,6 +328,7 @@ class _Member:
                 await ready.wait()
             finally:
                 loop.remove_reader(self._pipe.fileno())
+                os.set_blocking(self._pipe.fileno(), True)  # uvloop took that away, and words may be long
         word: object = self._pipe.recv()
         return word
 

@@ -37,6 +37,7 @@ class Setup:
     profile: bool
     body: Body
     group: str = ""  # the file of a control group that the process joins; its vectors then are mapped files
+    outer: bool = False  # whether a turn ends with the outer step
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Done:
     private_bytes: int
     marks: Mapping[str, float]  # seconds from the start to each milestone
     stages: Mapping[str, Stage] = field(default_factory=dict)
+    state_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
