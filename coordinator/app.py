@@ -38,9 +38,10 @@ from coordinator.ledger_file import LedgerFile
 from coordinator.listening import Address
 from coordinator.observing import Launch, ObserverOrder, launch, starter
 from coordinator.places import Places, ServeOptions, find_places, remember
+from coordinator.rounds import policy
 from coordinator.rounds.machine import Rounds
 from coordinator.rounds.voter import Voter
-from coordinator.rows import round_rows
+from coordinator.rows import empty_at_last, round_rows
 from coordinator.site import CoordinatorSite, Whereabouts, read_allowed
 from coordinator.web.pieces import Pieces
 from coordinator.web.server import WebServer
@@ -132,6 +133,11 @@ async def _leader(
     outside: Outside,
 ) -> _Leader:
     run, spec = founded.run, founded.spec
+    if why := policy.unknown(spec):
+        raise StateError(
+            f"this version can't compute what the run's settings ask for: {why}",
+            "serve it with the version of Barnraise that made it",
+        )
     identity, authority, seal_private = _keys(folder, founded)
     journal = Journal.open(places.database or folder.journal, run)
     stack.callback(journal.close)
@@ -158,7 +164,10 @@ async def _leader(
         relay=options.relay,
     )
     val_loss = next((row["val_loss"] for row in reversed(rows) if row["val_loss"] is not None), None)
-    bulletin = Bulletin(run, identity.peer, spec, journal, file, val_loss=val_loss, flushed=writer.flushed, say=say)
+    bulletin = Bulletin(
+        run, identity.peer, spec, journal, file,
+        val_loss=val_loss, empty=empty_at_last(rows), flushed=writer.flushed, say=say,
+    )  # fmt: skip
     tls = authority.issue_own(identity.peer, _today())
     driver = Driver(
         rounds,

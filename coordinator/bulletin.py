@@ -15,7 +15,7 @@ from coordinator.ledger_file import LedgerFile
 from coordinator.rounds.events import Committed, Instant, View
 from coordinator.rounds.ledger import Ledger
 from coordinator.rows import round_rows
-from protos.messages import PeerId, Vote
+from protos.messages import Body, Outcome, PeerId, Vote
 from protos.runspec import RunSpec
 from protos.sealer import open_signed
 from protos.signing import SignatureError
@@ -53,6 +53,7 @@ class Bulletin:
 
     Args:
         val_loss: the newest that is known, from the journal.
+        empty: how many of the last rounds in a row were empty, and why the last one was.
         flushed: returns when what was observed so far can be read back from the journal.
         say: where an operator reads.
     """
@@ -66,6 +67,7 @@ class Bulletin:
         file: LedgerFile,
         *,
         val_loss: float | None = None,
+        empty: tuple[int, str] = (0, ""),
         flushed: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
@@ -81,6 +83,8 @@ class Bulletin:
         self._changed = asyncio.Event()
         self._news: list[int] = []
         self.val_loss = val_loss
+        self._n_empty, self._empty_reason = empty
+        self._empty_said = ""  # the last reason that was said since a round was committed, without its particulars
         self.end_reason = ""
         self._watched: dict[str, Restarts] = {}
         self._writing: asyncio.Future[None] | None = None
@@ -100,6 +104,7 @@ class Bulletin:
         self._file.committed(effect.body.round)
         self._news.append(effect.body.round)
         self._changed.set()
+        self._count_empty(effect.body)
 
     def observed(self, observation: Observation) -> None:
         if observation.kind == "evaluation":
@@ -112,6 +117,16 @@ class Bulletin:
     def ended(self, reason: str) -> None:
         self.end_reason = reason
         self._tell("ended", {"reason": reason})
+
+    def _count_empty(self, body: Body) -> None:
+        """A round that takes nothing in is said with its reason; when the next ones end like it, that is in status."""
+        if body.outcome is not Outcome.EMPTY:
+            self._n_empty, self._empty_reason, self._empty_said = 0, "", ""
+            return
+        self._n_empty, self._empty_reason = self._n_empty + 1, body.reason
+        if (kind := body.reason.partition(" (")[0]) != self._empty_said:
+            self._empty_said = kind
+            self.said(f"round {body.round} is empty: {body.reason}")
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
@@ -144,6 +159,8 @@ class Bulletin:
         beats = driver.heartbeats()
         return {
             "ended": self.end_reason,
+            "empty_rounds": self._n_empty,
+            "empty_reason": self._empty_reason,
             "said": list(self._said)[-20:],
             "bytes_sent": sum(beat.bytes_sent for beat in beats.values()),
             "bytes_received": sum(beat.bytes_received for beat in beats.values()),

@@ -133,12 +133,14 @@ def status_line(status: Mapping[str, Any]) -> str:
     rate = sum(member["tokens_per_s"] for member in members)
     deadline = status.get("deadline_in_s")
     waiting = status.get("waiting_for") or ""
+    n_empty = status.get("empty_rounds", 0)
     return (
         f"round {status['round']} · {status['phase']}"
         + (f" · {deadline:.0f} s left" if deadline is not None else "")
         + f" · {len(members)} members · {rate:,.0f} tokens/s · {status['tokens']:,} tokens"
         + f" · validation loss {figure(status['val_loss'])}"
         + (f" · waits for {waiting}" if waiting else "")
+        + (f" · {n_empty} rounds in a row were empty: {status['empty_reason']}" if n_empty > 1 else "")
     )
 
 
@@ -150,7 +152,10 @@ def round_line(row: Row) -> str:
     return (
         f"round {row['round']}: {accepted} of {len(row['members'])} counted, "
         f"loss {figure(row['inner_loss'])}, validation loss {figure(row['val_loss'])}, "
-        f"{size(exchanged(row))} exchanged" + (f", {failed} failed attempts" if failed else "")
+        f"{size(exchanged(row))} exchanged"
+        + (f", by {row['fallback']} instead of the run's rule" if row["fallback"] else "")
+        + (f", {row['degraded']}" if row["degraded"] else "")
+        + (f", {failed} failed attempts" if failed else "")
     )
 
 

@@ -14,10 +14,12 @@ from coordinator.control import Caller, find
 from coordinator.errors import UsageError
 from coordinator.folder import FolderLock, Founded, RunFolder, read_founded, read_identity, read_json
 from coordinator.journal import Journal
-from coordinator.rows import round_rows
+from coordinator.rows import empty_at_last, round_rows
 from protos.invite import Invite
 
 Say = Callable[[str], None]
+ROWS_LOOKED_AT = 100
+"""So many of the last rounds are looked at for how many in a row were empty."""
 
 
 async def status(data: Path) -> dict[str, Any]:
@@ -153,6 +155,7 @@ def _status_at_rest(folder: RunFolder, founded: Founded) -> dict[str, Any]:
         recovered = journal.recover()
         known, names = recovered.ledger, journal.names()
         losses = journal.observations("evaluation")
+        n_empty, reason = empty_at_last(round_rows(journal, founded.spec, known.round - ROWS_LOOKED_AT))
         members = [
             {
                 "peer": seat.peer,
@@ -180,6 +183,8 @@ def _status_at_rest(folder: RunFolder, founded: Founded) -> dict[str, Any]:
             "head": known.head.hex(),
             "waiting_for": "somebody to serve the run",
             "n_committed": known.n_committed,
+            "empty_rounds": n_empty,
+            "empty_reason": reason,
             "serving": False,
         }
 

@@ -95,6 +95,16 @@ def round_rows(
     ]
 
 
+def empty_at_last(rows: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
+    """How many of the last rounds in a row were empty, and why the last one was; 0 where it was committed."""
+    n, reason = 0, ""
+    for row in reversed(rows):
+        if row["outcome"] != Outcome.EMPTY.value or not row["round"]:  # commit 0 is no round
+            break
+        n, reason = n + 1, reason or str(row["reason"])
+    return n, reason
+
+
 def observe(journal: Journal, entries: Sequence[Entry]) -> list[Observed]:
     """What is known of these rounds, from the journal."""
     if not entries:

@@ -32,6 +32,8 @@ SERVE_STARTS_S = 25.0
 POLL_S = 0.5
 STALL_S = 300.0
 STALL_LARGE_S = 3600.0
+EMPTY_MOST = 10
+"""So many rounds in a row that take nothing in, and the run would go on like that for ever."""
 LAST_FIGURES_S = 30.0
 RESTART_AFTER_S = 1.0
 ENDS_S = 5.0
@@ -243,6 +245,7 @@ async def _watch(run: _Run) -> None:
                     f"({status['phase']}), it waits for {status.get('waiting_for') or 'nothing that it names'}",
                     f"see the logs in {run.folder.logs}",
                 )
+            check_empty(status)
             _check_nodes(run)
             await _kill_some(run, int(status["n_committed"]), draw)
             await asyncio.sleep(POLL_S)
@@ -269,6 +272,15 @@ async def _update_rows(run: _Run, caller: Caller) -> None:
     after = known[-1]["round"] if known else -1
     fresh = await caller.ledger(after)
     run.rows = [row for row in run.rows if row["round"] <= after] + fresh
+
+
+def check_empty(status: dict[str, Any]) -> None:
+    """Raises CoordinatorError for a run whose rounds, though they pass, come to nothing."""
+    if (n_empty := status.get("empty_rounds", 0)) >= EMPTY_MOST:
+        raise CoordinatorError(
+            f"{n_empty} rounds in a row were empty, the last one for: {status['empty_reason']}",
+            "change with --nodes or --set what it names",
+        )
 
 
 def _progress(status: dict[str, Any]) -> object:

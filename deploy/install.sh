@@ -43,7 +43,24 @@ extras=$(printf '%s\n' "$@" | sed '/^$/d' | sort -u | paste -sd, -)
 spec=".${extras:+[$extras]}"
 wanted=$(printf '%s' "$spec" | cat - pyproject.toml deploy/constraints.txt deploy/install.sh | cksum)
 stamp=$venv/.barnraise-installed
+kernels=$(find aggregation -name '*.py' -print0 | sort -z | xargs -0 cat | cksum)
+compiled=$venv/.barnraise-compiled
+
+# Once for all processes: each of them would take a quarter of a minute to do it at its start.
+compile_kernels() {
+  if [ "$(cat "$compiled" 2>/dev/null)" != "$kernels" ]; then
+    say "compiling the kernels"
+    "$venv/bin/python" -c '
+import aggregation.codec.feedback, aggregation.outer, aggregation.rules
+from aggregation.rules.sorting import compile_networks
+compile_networks()
+'
+    printf '%s\n' "$kernels" >"$compiled"
+  fi
+}
+
 if [ -f "$stamp" ] && grep -qxF "$wanted" "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then
+  compile_kernels
   exit 0
 fi
 
@@ -65,11 +82,6 @@ if ! "$venv/bin/python" -c "from importlib.metadata import version; v='${torch#t
 fi
 say "installing barnraise${extras:+ with $extras} and what it needs (some minutes the first time)"
 "${pip[@]}" -c deploy/constraints.txt -e "$spec"
-say "compiling the kernels"
-"$venv/bin/python" -c '
-import aggregation.codec.feedback, aggregation.outer, aggregation.rules
-from aggregation.rules.sorting import compile_networks
-compile_networks()
-'
 # The stamp keeps a line for each set of extras that is complete on these versions.
 printf '%s\n' "$wanted" >>"$stamp"
+compile_kernels

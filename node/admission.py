@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from coordinator.rounds import policy
 from node.errors import LocalStateError, MachineError, Refused, Unreachable
 from node.files import replace_file, writing
 from node.peers.transport import Credentials
@@ -139,6 +140,8 @@ def _verify(info: RunInfo, invite: Invite) -> _Verified:
             unseal(info.addresses, purpose=Purpose.ADDRESSES, run=invite.run, signer=operator.coordinator).body,
         )
         parsed = RunSpec.from_bytes(spec.body)
+        if why := policy.unknown(parsed):
+            raise SpecError(why)
         if operator.run != invite.run:
             raise SignatureError(f"the operator's certificate is for run {operator.run}")
         _ca_pem(operator)

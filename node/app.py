@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from aggregation import codec
+from aggregation.rules.sorting import compile_networks
 from coordinator.rounds import ledger as ledgers
 from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
@@ -121,6 +122,7 @@ class _Node:
         options = self._options
         identity = await asyncio.to_thread(identities.load_or_make, options.data, self._say)
         self._say(f"this node is {identity.peer}; its key and state are in {options.data}")
+        await asyncio.to_thread(compile_networks)  # a cache hit as a rule; else seconds, which no round should wait for
         admission = await self._admitted(identity)
         self._admission, self._identity = admission, identity
         self._run_offset_s = admission.run_offset_s or 0.0

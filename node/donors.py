@@ -184,7 +184,10 @@ async def _choose(
             except ValueError as error:
                 said[peer] = f"its offer doesn't hold: {error}"
             else:
-                targets.setdefault(target.ledger.head, target).donors[peer] = addresses
+                known = targets.setdefault(target.ledger.head, target)
+                known.donors[peer] = addresses
+                if not known.commit.result_hashes:
+                    known.commit = target.commit  # the first one may have come without what the next round starts from
 
     async with asyncio.TaskGroup() as group:
         for peer, addresses in donors:

@@ -284,7 +284,7 @@ class Driver:
         self._began("apply")
         loop = asyncio.get_running_loop()
         parts = self._parts
-        frames = parts.results.area(effect.body_hash).frame if effect.result_hashes else _no_frame
+        frames = parts.fetcher.frames(effect)
         try:
             digest = await loop.run_in_executor(parts.pool, parts.store.prepare, effect.body_hash, effect.body, frames)
         except (NodeError, ValueError, KeyError) as error:
@@ -361,7 +361,3 @@ class Driver:
             await self.exchanging.close()
         if self.line is not None:
             await self.line.close()
-
-
-def _no_frame(chunk: int) -> memoryview:
-    raise KeyError(chunk)  # an empty round has no results

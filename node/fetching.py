@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 
 from aggregation import codec, rules
@@ -90,13 +91,17 @@ class Fetcher:
     async def centre(self) -> None:
         """Have the results that the next round's rule starts from, of the held state's commit, where it takes any.
 
-        Each donor is asked once. Without them this node is a member like any other, but combines nothing this round.
+        Each donor is asked once, all within `vote_s`. Without them this node is a member like any other, but combines
+        nothing this round.
         """
         head = await asyncio.to_thread(HeadResults.of, self._store.current)
         if head is None or not rules.is_centred(self._spec.rule.name):
             return
         try:
-            fault = await self._have(head)
+            async with asyncio.timeout(self._spec.deadlines.vote_s):  # a donor may let them trickle
+                fault = await self._have(head)
+        except TimeoutError:
+            fault = f"that took more than {self._spec.deadlines.vote_s:g} s"
         except NodeError as error:  # no room on the disk, say
             fault = str(error)
         if fault:
@@ -107,6 +112,7 @@ class Fetcher:
             return "its commit came without their hashes"
         wanted = Verify(head.body, head.body_hash, head.hashes, (), ())
         area = await asyncio.to_thread(self._results.area, head.body_hash)
+        await asyncio.to_thread(_forget_broken, area, len(head.hashes))
         missing = await asyncio.to_thread(self._take_local, area, wanted)
         if not missing:
             return ""
@@ -135,7 +141,7 @@ class Fetcher:
             if len(missing) < n_missing:
                 came_s, n_missing = now_s, len(missing)
             if fault and now_s > min(began_s + deadlines.vote_s, came_s + deadlines.gone_grace_s):
-                return fault
+                return f"{_named(verify, missing[0])} is not to be had: {fault}"
             fault = await self._one_pass(area, verify, missing)
             if fault:
                 await asyncio.sleep(AGAIN_S)
@@ -181,8 +187,8 @@ class Fetcher:
                 peer, addresses, "result", list(wanted), max_bytes, sink, exchange=exchange
             )
         except PeerFailed as error:
-            return str(error)
-        return f"{peer}: {len(missing)} results are not there" if missing else ""
+            return f"{peer[-6:]}: {error.why}"
+        return f"{peer[-6:]}: {len(missing)} results are not there" if missing else ""
 
     def _keep(self, area: ResultsArea, hash_: bytes, data: bytes, chunks: list[int]) -> bool:
         grid, spec = policy.grid(self._spec), self._spec.codec
@@ -210,6 +216,24 @@ class Fetcher:
                 area.put(chunk, frame, verify.result_hashes[chunk])
         return area.missing(verify.result_hashes)
 
+    def frames(self, verify: Verify) -> Callable[[int], memoryview]:
+        """Gives each chunk's result, once `results` has them all.
+
+        The norm that its reducers signed is compared there with the frame's own: the limit of a result's length and the
+        clip factor were reckoned with it. CodecError for another one, KeyError where nothing is (any more).
+        """
+        if not verify.result_hashes:
+            return _no_frame
+        area = self._results.area(verify.body_hash)
+
+        def frame(chunk: int) -> memoryview:
+            found = area.frame(chunk)
+            if verify.norms and codec.squared_norm(found) != verify.norms[chunk]:
+                raise CodecError(f"{_named(verify, chunk)} has another norm than was signed")
+            return found
+
+        return frame
+
     # -- data -------------------------------------------------------------------------------------------------
 
     async def data(self, ranges: Sequence[Range]) -> None:
@@ -223,3 +247,20 @@ class Fetcher:
                 self._say(f"waiting for training data: {error}; trying again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, DATA_AGAIN_MAX_S)
+
+
+def _named(verify: Verify, chunk: int) -> str:
+    """A result and, whole, who signed it: whoever leads leaves it out of the next attempt."""
+    line = verify.reducers[chunk] if chunk < len(verify.reducers) else ()
+    return f"the result of chunk {chunk}" + (f" by {line[0]}" if line else "")
+
+
+def _forget_broken(area: ResultsArea, n_chunks: int) -> None:
+    """Find out what of an earlier process's results isn't whole, after a power cut say, so that it is missing."""
+    for chunk in range(n_chunks):
+        with suppress(KeyError):
+            area.frame(chunk)
+
+
+def _no_frame(chunk: int) -> memoryview:
+    raise KeyError(chunk)  # an empty round has no results

@@ -100,6 +100,8 @@ class CodecSpec(Part):
 
     @model_validator(mode="after")
     def _nested(self) -> CodecSpec:
+        if self.block % 16:
+            raise ValueError(f"block must be a multiple of 16, not {self.block}")
         if self.leaf_values % self.block or self.chunk_values % self.leaf_values:
             raise ValueError("chunk_values must be a multiple of leaf_values, and leaf_values of block")
         if self.name == "topk" and (self.block > 4096 or self.block % 64):

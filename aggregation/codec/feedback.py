@@ -47,9 +47,9 @@ def encode(name: str, delta_P: Floats, residual_P: Floats, out: Buffer, next_P: 
     """Write the frame of a = decay · residual + delta to the beginning of `out`, and a - decoded to `next_P`.
 
     All three arrays are flat, contiguous fp32 of one length. Decoded and next add up to a exactly. Returns the bytes
-    written. Raises CodecError for a codec without feedback, arrays that do not fit together, a `next_P` that shares
-    memory with the residual (which must outlive a round that does not commit), and for what `encode_into` refuses;
-    then the frame and `next_P` are undefined and the residual is as it was.
+    written. Raises CodecError for a codec without feedback, arrays that do not fit together, an `out` or a `next_P`
+    that shares memory with what is read (the residual must outlive a round that does not commit) or with each other,
+    and for what `encode_into` refuses; then the frame and `next_P` are undefined, delta and residual as they were.
     """
     codec = by_name(name)
     decay = feedback_decay(name)
@@ -59,15 +59,18 @@ def encode(name: str, delta_P: Floats, residual_P: Floats, out: Buffer, next_P: 
     n_values = delta.size
     if residual.size != n_values or following.size != n_values:
         raise CodecError(f"{n_values} values, a residual of {residual.size} and a next one of {following.size}")
-    if not following.flags.writeable or np.may_share_memory(following, residual):
+    if not following.flags.writeable or any(np.may_share_memory(following, read) for read in (residual, delta)):
         raise CodecError("the next residual is written to memory of its own")
     head = pack_header(codec.id, block, n_values)
     n_bytes = HEADER_BYTES + codec.body_bytes(n_values, block)
     target = as_bytes(out)
     if not target.flags.writeable or target.size < n_bytes:
         raise CodecError(f"the frame needs {n_bytes} writable bytes, the buffer has {target.size}")
+    target = target[:n_bytes]
+    if any(np.may_share_memory(target, other) for other in (residual, delta, following)):
+        raise CodecError("the frame is written to memory of its own")
     target[:HEADER_BYTES] = np.frombuffer(head, np.uint8)
-    body = target[HEADER_BYTES:n_bytes]
+    body = target[HEADER_BYTES:]
     step = block * max(1, _TILE_VALUES // block)
     decoded = np.empty(min(step, n_values), np.float32)
     for start in range(0, n_values, step):

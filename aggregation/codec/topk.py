@@ -279,6 +279,8 @@ def _decode(body, block, out_P):  # type: ignore[no-untyped-def]
                 index = np.int64(body[place + 1] >> np.uint8(4)) | np.int64(body[place + 2]) << 4
             if index == 0 and i > 0:
                 break
+            if index >= n:  # in no canonical body; but no byte may decide to write past the values
+                break
             code = (np.int64(body[codes_at + i // 4]) >> (2 * (i % 4))) & 3
             level = np.uint32(high if code & 1 else low).view(np.float32)
             out[index] = -level if code & 2 else level

@@ -2,8 +2,8 @@
 
 A rule is geometry (the rows' Gram matrix gives a mixing of them), then a reduction per coordinate, or one of the two.
 `registry` knows the rules and what they require, `policy` what happens with few contributions, `gate` who is out
-before a rule is asked, `chain` puts a rule together, `combining` applies it: to `rows`, with `gram`, `geometry`,
-`mixing`, `reduction` and `sorting`.
+before a rule is asked, `chain` puts a rule together, `combining` applies it: to `inputs` and `rows`, with `gram`,
+`geometry`, `mixing`, `reduction` and `sorting`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,6 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Parameters = Mapping[str, Any]
 
-_WHOLE_NUMBERS = ("iterations", "m")
-
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -31,18 +28,6 @@ class Chain:
     reduce: Reduction | None
     f: int
     """What the reduction takes for f."""
-
-
-def checked_parameters(rule: Rule, parameters: Mapping[str, object]) -> Parameters:
-    """The parameters as numbers; raises RuleError for one that the rule hasn't or that is no finite number."""
-    unknown = sorted(set(parameters) - set(rule.parameters))
-    if unknown:
-        raise RuleError(f"{rule.name} has no parameter {', '.join(unknown)}")
-    for name, value in parameters.items():
-        kinds = (int, np.integer) if name in _WHOLE_NUMBERS else (int, float, np.integer, np.floating)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            raise RuleError(f"{name} is {value!r}")
-    return parameters
 
 
 def coordinate_chain(rule: Rule, f: int) -> Chain:

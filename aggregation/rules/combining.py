@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,17 @@ from aggregation.codec.frame import HEADER_BYTES, RESULT_SCALE_CAP, Bytes, as_by
 from aggregation.codec.registry import by_name as codec_by_name
 from aggregation.errors import CodecError, RuleError
 from aggregation.finite import is_finite
-from aggregation.rules.chain import Chain, Parameters, checked_parameters, coordinate_chain, geometric_chain
+from aggregation.rules.chain import Chain, Parameters, coordinate_chain, geometric_chain
 from aggregation.rules.gram import GramOfValues, gram_of_codes
+from aggregation.rules.inputs import (
+    as_previous,
+    as_scale,
+    as_updates,
+    as_weights,
+    checked_f,
+    checked_parameters,
+    is_whole,
+)
 from aggregation.rules.mixing import mix, sum_of_codes, weights_sum, without_unused
 from aggregation.rules.registry import Rule
 from aggregation.rules.registry import by_name as rule_by_name
@@ -50,18 +58,20 @@ def aggregate(
     Parameters are multi_krum's m; tau and iterations of centered_clip and default; nu and tolerance of
     geometric_median; norm_clip's radius.
 
-    Raises RuleError for an unknown rule or parameter, too few or too many rows for rule and f, weights that are
-    negative, not finite or all zero, a previous aggregate that is not finite, and updates that are no (N, D) array.
-    The updates are not changed.
+    Raises RuleError for an unknown rule or parameter, too few or too many rows for rule and f, weights that are all
+    zero or neither zero nor within [2^-32, 2^63), a previous aggregate that is not finite, updates that are no (N, D)
+    array of real numbers, and a result beyond fp32, which rows far beyond what a codec sends can have. The updates are
+    not changed.
     """
     rule = rule_by_name(name)
     options = checked_parameters(rule, parameters)
-    updates = _as_updates(updates_ND)
+    updates = as_updates(updates_ND)
     n, n_values = updates.shape
-    if chunk_values < 1:
-        raise RuleError(f"chunks of {chunk_values} values")
-    previous = None if previous_D is None else _as_previous(previous_D, n_values)
-    weights, there = _weighted([1.0] * n if weights_N is None else np.asarray(weights_N).tolist(), n, f)
+    if not is_whole(chunk_values) or chunk_values < 1:
+        raise RuleError(f"chunks of {chunk_values!r} values")
+    previous = None if previous_D is None else as_previous(previous_D, n_values)
+    weights, there = as_weights([1.0] * n if weights_N is None else weights_N, n)
+    f = checked_f(f)
     finite = [i for i in there if is_finite(updates[i])]
     rejected = len(there) - len(finite)
     if rejected:
@@ -70,18 +80,14 @@ def aggregate(
     if len(finite) < n:
         updates = updates[finite]
     out_D = np.empty(n_values, np.float32)
-    if not rule.is_geometric:
+    if rule.is_geometric:
+        for start, rows in _chunks(rule, updates, previous, ChunkGrid(n_values, chunk_values)):
+            for at, values_W in _results(rule, rows, weights, f, options, codecs.BLOCK):
+                out_D[start + at : start + at + values_W.size] = values_W
+    else:
         _reduce(coordinate_chain(rule, f), updates, weights, out_D)
-        return out_D
-    grid = ChunkGrid(n_values, chunk_values)
-    for chunk in range(grid.n_chunks):
-        start, stop = grid.bounds(chunk)
-        rows: Rows = ArrayRows(updates[:, start:stop])
-        if rule.is_centred:
-            centre = None if previous is None else ArrayRows(previous[None, start:stop])
-            rows = WithMedian(rows) if centre is None else WithCentre(rows, centre)
-        for at, values_W in _results(rule, rows, weights, f, options, codecs.BLOCK):
-            out_D[start + at : start + at + values_W.size] = values_W
+    if not is_finite(out_D):
+        raise RuleError(f"{rule.name} of these rows is beyond what fp32 holds")
     return out_D
 
 
@@ -108,10 +114,9 @@ def combine(
     """
     rule = rule_by_name(name)
     result_coder = codec_by_name(codecs.result_codec(codec))
-    weights, there = _weighted(weights_N, len(frames), f)
-    weights, f = _for_rule(rule, weights[there], f)
-    if not 0 <= previous_scale <= 1:
-        raise RuleError(f"the last result is scaled by {previous_scale}")
+    weights, there = as_weights(weights_N, len(frames))
+    weights, f = _for_rule(rule, weights[there], checked_f(f))
+    factor = as_scale(previous_scale)
     n_values = read_header(as_bytes(frames[0])).n_values
     bodies = [_body(frame, codec, block, n_values, None if checked else codecs.SCALE_CAP) for frame in frames]
     rows: Rows = _rows(codec, [bodies[i] for i in there], n_values, block)
@@ -119,7 +124,6 @@ def combine(
         rows = WithMedian(rows)
     elif rule.is_centred and previous is not None:
         centre = _body(previous, result_coder.name, block, n_values, RESULT_SCALE_CAP)
-        factor = float(np.float32(previous_scale))
         if isinstance(rows, Int8Rows) and result_coder.name == "int8":
             rows = Int8Rows([*(bodies[i] for i in there), centre], n_values, block, [1.0] * len(there) + [factor])
         else:
@@ -132,6 +136,17 @@ def combine(
         last = result_coder.body_bytes(at + values_W.size, block)
         result_coder.encode(values_W, block, RESULT_SCALE_CAP, body[first:last])
     return result.tobytes(), result_coder.squared_norm(body, n_values, block)
+
+
+def _chunks(rule: Rule, updates: Floats, previous: Floats | None, grid: ChunkGrid) -> Iterator[tuple[int, Rows]]:
+    """Where each chunk starts, and its rows, with the centre behind them where the rule has one."""
+    for chunk in range(grid.n_chunks):
+        start, stop = grid.bounds(chunk)
+        rows: Rows = ArrayRows(updates[:, start:stop])
+        if rule.is_centred:
+            centre = None if previous is None else ArrayRows(previous[None, start:stop])
+            rows = WithMedian(rows) if centre is None else WithCentre(rows, centre)
+        yield start, rows
 
 
 def _results(
@@ -205,22 +220,6 @@ def _body(frame: Buffer, codec: str, block: int, n_values: int, scale_cap: float
     return data[HEADER_BYTES:]
 
 
-def _weighted(weights_N: Sequence[float], n: int, f: int) -> tuple[Floats, list[int]]:
-    """All weights as fp32, and which rows have one; raises RuleError."""
-    if len(weights_N) != n:
-        raise RuleError(f"{len(weights_N)} weights for {n} contributions")
-    if f < 0:
-        raise RuleError(f"f is {f}, less than none")
-    for weight in weights_N:
-        if not (math.isfinite(weight) and 0 <= weight < 2**63):
-            raise RuleError(f"a weight is {weight}")
-    weights = np.array([np.float32(weight) for weight in weights_N], np.float32)
-    there = [i for i in range(n) if weights[i] > 0]
-    if not there:
-        raise RuleError("no contribution has weight")
-    return weights, there
-
-
 def _for_rule(rule: Rule, weights_N: Floats, f: int) -> tuple[Floats, int]:
     """Weights and f as the rule takes them: alike where it allows none, 0 where f means nothing; raises RuleError."""
     if not len(weights_N):
@@ -230,21 +229,3 @@ def _for_rule(rule: Rule, weights_N: Floats, f: int) -> tuple[Floats, int]:
     if limit is not None:
         raise RuleError(limit)
     return weights_N if rule.uses_weights else np.ones(len(weights_N), np.float32), f
-
-
-def _as_updates(updates_ND: ArrayLike) -> Floats:
-    with np.errstate(over="ignore"):  # an fp64 value beyond fp32 becomes infinite, and its row is left out
-        updates = np.asarray(updates_ND, np.float32, order="C")
-    if updates.ndim != 2 or 0 in updates.shape:
-        raise RuleError(f"updates are (N, D), not of shape {updates.shape}")
-    return np.require(updates, requirements=["C", "A"])
-
-
-def _as_previous(previous_D: ArrayLike, n_values: int) -> Floats:
-    with np.errstate(over="ignore"):
-        previous = np.require(np.asarray(previous_D), np.float32, ["C", "A"])
-    if previous.shape != (n_values,):
-        raise RuleError(f"previous aggregate of shape {previous.shape} for {n_values} values")
-    if not is_finite(previous):
-        raise RuleError("the previous aggregate is not finite")
-    return previous

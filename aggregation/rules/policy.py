@@ -76,6 +76,8 @@ def effective(rule: str, weights_N: Sequence[float], *, f_max: int, fraction: fl
 
 
 def _degraded(rule: str, weights_N: Sequence[float], n: int, f: int) -> str | None:
+    if not registry.by_name(rule).is_robust:
+        return "no robustness"
     if f == 0:
         return "no robustness with f_max 0"
     if registry.uses_weights(rule):

@@ -66,6 +66,13 @@ class Rule:
         return (*self.before, self.last)
 
     @property
+    def is_robust(self) -> bool:
+        """Whether more stands against f rows than that they are shortened or averaged with their neighbours: what ends
+        in the mean still gives each of them its share.
+        """
+        return self.last.name != "mean"
+
+    @property
     def is_geometric(self) -> bool:
         """Whether it needs the whole chunk's Gram matrix before its first value."""
         return any(link.geometric for link in self.links)
@@ -110,19 +117,17 @@ class Rule:
         return None
 
     def norm_growth(self, n: int, f: int) -> float:
-        """‖result‖ is at most this times the longest row's (or the centre's) norm, rounding apart.
+        """‖result‖ is at most this times the longest row's (or the centre's) norm, rounding and encoding apart.
 
-        Rows that are clipped or mixed by weights of sum 1 grow no longer. Per coordinate, a mean of k of n values
-        has a square of at most n/k times the mean of all squares (Jensen); and of the median at least n//2 + 1 values,
-        of the largest value that a trimmed mean keeps f + 1, are at least as large.
+        Rows that are clipped or mixed by weights of sum 1 grow no longer. Per coordinate, the squares of the k values
+        of a mean sum up to at least k times its own (Jensen). A trimmed mean leaves out f more values that are as large
+        as its largest one, so its square counts n - f times at least; a median is one with f = (n - 1)//2.
         """
         f = f if self.needs_f else 0
         match self.last.name:
             case "median" | "centered_clip" | "default":  # centred rules start from the median where there is no centre
                 at_least = n // 2 + 1
-            case "trimmed_mean":
-                at_least = max(n - 2 * f, f + 1)
-            case "meamed":
+            case "trimmed_mean" | "meamed":
                 at_least = n - f
             case "bulyan":
                 n, at_least = n - 2 * f, n - 4 * f
@@ -160,7 +165,7 @@ def fits(name: str, n: int, f: int) -> bool:
 
 
 def needs_f(name: str) -> bool:
-    """Whether the rule withstands Byzantine contributions at all and so needs to know how many."""
+    """Whether f means anything to the rule; where it means nothing, no Byzantine contribution is withstood."""
     return by_name(name).needs_f
 
 

@@ -127,7 +127,7 @@ def _sort_lanes(
 
 @lru_cache(maxsize=1024)
 def _compiled(n: int, first: int, last: int) -> Kernel:
-    @kernel(I64, F32_ROWS_IN, I64, F32_ROWS_OUT)
+    @kernel(I64, F32_ROWS_IN, I64, F32_ROWS_OUT, variant=f"_{n}_{first}_{last}")
     def sort(rows_NP, start, out_KW):  # type: ignore[no-untyped-def]
         width = out_KW.shape[1]
         whole = width - width % 16

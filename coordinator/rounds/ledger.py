@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from aggregation.digest import tagged_hash
@@ -102,6 +103,8 @@ class Ledger:
             )
             if not ledger.voters:
                 raise ValueError("nobody votes")
+            if len(ledger.norms) > NORMS_KEPT:
+                raise ValueError(f"{len(ledger.norms)} norms are kept, at most {NORMS_KEPT} can be")
             return ledger
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise LedgerError(f"not a ledger: {error!r}") from error
@@ -180,9 +183,10 @@ def round_lr(members: Iterable[MemberEntry]) -> float:
     A sum of 0 says that nobody knows. Who claims less than its steps took can move it no further than to another's sum
     while it holds less than half of the weight, and more than its steps allow is out before.
     """
-    rows = sorted((member.sum_lr, member.weight) for member in members if member.counted)
-    half = sum(weight for _, weight in rows) / 2
-    cumulated = 0.0
+    rows = sorted((member.sum_lr, Fraction(member.weight)) for member in members if member.counted)
+    # Exactly, for a sum of floats is not the same in every version of Python.
+    half = sum((weight for _, weight in rows), Fraction(0)) / 2
+    cumulated = Fraction(0)
     for sum_lr, weight in rows:
         cumulated += weight
         if cumulated >= half:
@@ -209,8 +213,8 @@ def _pool_after(ledger: Ledger, body: Body, cursor: int) -> tuple[Range, ...]:
 
 def _figure(content: Any) -> float:
     figure = float(content)
-    if not math.isfinite(figure):
-        raise ValueError(f"{figure} is no figure")
+    if not (math.isfinite(figure) and figure >= 0):
+        raise ValueError(f"{figure} is no figure, which is 0 or more")
     return figure
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from aggregation import rules
 from aggregation.chunks import ChunkGrid, deal
-from aggregation.codec import frame_bytes
+from aggregation.codec import frame_bytes, result_codec
 from aggregation.errors import RuleError
 from aggregation.exchange import deal_seed
 from aggregation.rules import gate
 from aggregation.rules.policy import effective
-from aggregation.spec import unknown_codec, unknown_rule
+from aggregation.spec import NUMERICS_VERSION, unknown_codec, unknown_rule
 from coordinator.rounds import leases
 from coordinator.rounds.ledger import Ledger, round_lr
 from protos.messages import Bandwidth, Commitment, Excluded, Leave, MemberEntry, PeerId, Promise, Range, Seat
@@ -27,7 +27,7 @@ REACHABLE_ENOUGH = 3
 NORM_SQ_MOST = 1e100
 """‖·‖² of no frame comes near it: fp32 values end at 3.4e38, and a chunk has at most 2^24."""
 NORM_SLACK = 1.02
-"""Two int8 hops may lengthen a vector a little."""
+"""What sums in fp32 may lengthen a vector by, and to spare; what encoding the result adds is reckoned apart."""
 NO_STEPS = "no steps"
 """Why a commitment is out that claims nothing: no fault, so it takes nothing of what f allows for."""
 MESH_BYTES_MOST = 16 * 2**20
@@ -51,6 +51,8 @@ def unknown(spec: RunSpec) -> str:
 
     A RunSpec is read by whoever shows a run, too, so its own validation doesn't know rules.
     """
+    if spec.numerics_version != NUMERICS_VERSION:
+        return f"numerics_version is {spec.numerics_version}, this version computes with {NUMERICS_VERSION}"
     if why := unknown_rule(spec.rule.name):
         return f"rule.name is {why}"
     return f"codec.name is {why}" if (why := unknown_codec(spec.codec.name)) else ""
@@ -128,7 +130,7 @@ def delta_norm(commitment: Commitment) -> float:
     total = 0.0
     for norm in commitment.norms:
         total += norm
-    return float(total**0.5)
+    return math.sqrt(total)  # correctly rounded, as a libm's power is not: every voter records the same
 
 
 def excluded(
@@ -165,9 +167,12 @@ def weights(commitments: Mapping[PeerId, Commitment], spec: RunSpec) -> dict[Pee
     return {peer: min(float(commitments[peer].tokens), cap) for peer in sorted(commitments)}
 
 
-def planned_rule(spec: RunSpec, n_senders: int) -> Applied | None:
-    """The rule that a plan names: for so many equal contributions, none of them rejected."""
-    return _applied(spec, (1.0,) * n_senders, 0)
+def planned_rule(spec: RunSpec, n_senders: int) -> Applied:
+    """The rule that a plan names: for so many equal contributions, none of them rejected.
+
+    Where no rule of the line can take so many, the run's own stands for it: fewer may be included, and then one can.
+    """
+    return _applied(spec, (1.0,) * n_senders, 0) or Applied(spec.rule.name, 0, "", "")
 
 
 def applied_rule(spec: RunSpec, included: Mapping[PeerId, Commitment], excluded: Iterable[Excluded]) -> Applied | None:
@@ -253,16 +258,31 @@ def clip_factor(spec: RunSpec, ledger: Ledger, aggregate_norm: float, members: I
     return gate.clip_factor(aggregate_norm, round_lr(members), ledger.norms)
 
 
-def result_norm_limit(included: Mapping[PeerId, Commitment], chunk: int, applied: Applied, centre_norm: float) -> float:
+def result_norm_limit(
+    spec: RunSpec, included: Mapping[PeerId, Commitment], chunk: int, applied: Applied, centre_norm: float
+) -> float:
     """The largest norm that a chunk's result may have.
 
     By how much a rule may lengthen the longest of the chunk's contributions, or what it starts from: a centred rule's
-    is the head's results, whose norm over the whole vector (the ledger's `centre_norm`) bounds that of each chunk.
+    is the head's results, whose norm over the whole vector (the ledger's `centre_norm`) bounds that of each chunk. And
+    by how much the result's own encoding may.
     """
     longest = math.sqrt(max(commitment.norms[chunk] for commitment in included.values()))
     if rules.is_centred(applied.rule):
         longest = max(longest, centre_norm)
-    return NORM_SLACK * rules.norm_growth(applied.rule, len(included), applied.f) * longest
+    relative, absolute = _rounding(spec, grid(spec).size(chunk))
+    return (NORM_SLACK + relative) * rules.norm_growth(applied.rule, len(included), applied.f) * longest + absolute
+
+
+def _rounding(spec: RunSpec, n_values: int) -> tuple[float, float]:
+    """By how much encoding a result of so many values may lengthen it: (share of its norm, beside it)."""
+    match result_codec(spec.codec.name):
+        case "int8":
+            # Half a step, absmax/254, for each value of a block but the one that has the step from itself.
+            return math.sqrt(min(spec.codec.block, n_values) - 1) / 254, 0.0
+        case "fp16":
+            return 2.0**-11, math.sqrt(n_values) * 2.0**-25
+    return 0.0, 0.0
 
 
 # -- the next round ----------------------------------------------------------------------------------------------

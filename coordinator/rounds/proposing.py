@@ -48,6 +48,11 @@ class Evidence:
         """The rule for what is included."""
         return policy.applied_rule(spec, self.included(), self.deal.excluded)
 
+    def set_hash(self) -> bytes:
+        """The name of the included set, which results carry."""
+        roots = {str(peer): commitment.root for peer, commitment in self.included().items()}
+        return set_hash(self.plan_hash, self.deal.number, roots)
+
 
 def build_body(
     ledger: Ledger,
@@ -119,6 +124,15 @@ def result_hashes(evidence: Evidence, spec: RunSpec) -> tuple[bytes, ...]:
     return tuple(hashes)
 
 
+def result_norms(evidence: Evidence, spec: RunSpec) -> tuple[float, ...]:
+    """Per chunk the ‖·‖² of its result, as its reducers signed it."""
+    norms = [0.0] * policy.grid(spec).n_chunks
+    for peer in sorted(evidence.results):
+        for result in evidence.results[peer].results:
+            norms[result.chunk] = result.norm_sq
+    return tuple(norms)
+
+
 def lines_of(evidence: Evidence, spec: RunSpec) -> tuple[tuple[PeerId, ...], ...]:
     """Per chunk the reducers in line."""
     n_chunks = policy.grid(spec).n_chunks
@@ -149,7 +163,7 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
     senders = {member.peer for member in plan.members if member.sender}
     reducers = {member.peer for member in plan.members if member.reducer}
     applied = policy.planned_rule(spec, len(senders))
-    if applied is None or applied != policy.Applied(plan.rule, plan.f, plan.fallback, plan.degraded):
+    if applied != policy.Applied(plan.rule, plan.f, plan.fallback, plan.degraded):
         faults.append("the plan's rule is not what so many senders make it")
     elif plan.replicas != policy.replicas(spec, plan.f, len(senders), len(reducers)):
         faults.append("the plan's replicas are not what so many senders and reducers make them")
@@ -174,16 +188,17 @@ def _result_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[st
     included, applied = evidence.included(), evidence.applied(spec)
     if applied is None:
         return ["nothing can be combined"]
-    roots = {str(peer): commitment.root for peer, commitment in included.items()}
-    expected_set = set_hash(evidence.plan_hash, evidence.deal.number, roots)
+    expected_set = evidence.set_hash()
     lines = lines_of(evidence, spec)
-    limits = [policy.result_norm_limit(included, chunk, applied, ledger.centre_norm) for chunk in range(len(lines))]
+    limits = [
+        policy.result_norm_limit(spec, included, chunk, applied, ledger.centre_norm) for chunk in range(len(lines))
+    ]
     dealt = chunks_of(lines, evidence.plan.replicas)
     faults: list[str] = []
     for peer, results in sorted(evidence.results.items()):
         if results.plan != evidence.plan_hash or results.set_hash != expected_set:
             faults.append(f"results of {peer} are for another set")
-        if [result.chunk for result in results.results] != dealt.get(peer, []):
+        if [result.chunk for result in results.results] != dealt.get(peer):
             faults.append(f"results of {peer} are not for the chunks dealt to it")
             continue
         for result in results.results:

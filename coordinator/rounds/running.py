@@ -134,14 +134,17 @@ class Attempts(RoundState):
         lost = {peer for peer in (*attempt.included, *attempt.reducers) if self._is_lost(attempt, peer, now)}
         silent = [peer for peer in awaited if peer not in lost and peer not in attempt.claims]
         if lost and attempt.is_stuck(lost | (attempt.claims.keys() - attempt.results.keys())):
-            return self._fail(f"lost {named(lost)}{because(attempt.declined)}", now)
-        if not awaited or (attempt.is_covered() and not silent) or self._need_no_more(attempt, silent, now):
+            return self._lost(attempt, lost, now)
+        # A sender that gives its rows to one reducer alone has that one decide: not before enough of them agree.
+        disputed = not attempt.is_agreed() and any(attempt.claims.get(peer) for peer in awaited)
+        covered = attempt.is_covered() and not disputed
+        if not awaited or (covered and not silent) or self._need_no_more(attempt, silent, now):
             return self._reduced(attempt, now)
         if lost & set(attempt.included):
-            return self._fail(f"lost {named(lost)}{because(attempt.declined)}", now)
+            return self._lost(attempt, lost, now)
         if silent and now < attempt.deadline_at:
             return self._wait(f"results of {named(awaited)}")
-        if attempt.is_covered():
+        if covered:
             return self._reduced(attempt, now)
         self._unable |= {peer for peer in awaited if attempt.claims.get(peer) == set()}
         if self._none_is_able(self._could_reduce(now)):
@@ -152,6 +155,14 @@ class Attempts(RoundState):
         self._out_senders |= senders
         self._out_reducers |= reducers
         return self._fail(f"rows or results did not come in time; without {named(senders | reducers)} next", now)
+
+    def _lost(self, attempt: Attempt, lost: Collection[PeerId], now: Instant) -> list[Effect]:
+        """Go on without whom the exchange has lost; who is here and refuses the deal would refuse the next one too."""
+        outbid = attempt.outbid > attempt.number  # by another leader: it would do its part in a higher number
+        unwilling = set() if outbid else {peer for peer in lost if peer in attempt.declined}
+        self._out_senders |= unwilling
+        self._out_reducers |= unwilling
+        return self._fail(f"lost {named(lost)}{because(attempt.declined)}", now)
 
     def _need_no_more(self, attempt: Attempt, silent: Collection[PeerId], now: Instant) -> bool:
         """Whether enough replicas agree, and the others are not here or have had a little longer."""
@@ -226,6 +237,9 @@ class Attempts(RoundState):
             if policy.spread_enough(signers, voters, self._coordinator, reachable):
                 return effects + self._committed(attempt, digest, signers, left, now)
         if now >= attempt.deadline_at or (not self._can_commit(attempt, now) and self._could_open(now)):
+            # A reducer whose results are not what it signed, or not to be had, is not asked again in this round.
+            reasons = attempt.refused.values()
+            self._out_reducers |= {peer for peer in attempt.results if any(peer in reason for reason in reasons)}
             return effects + self._fail("no quorum of votes" + because(attempt.refused), now)
         missing = set(self.ledger.voters) - set(attempt.votes) - {self._coordinator}
         self._wait(f"votes of {named(missing)}")

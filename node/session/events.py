@@ -342,9 +342,11 @@ class Verify:
     body: Body
     body_hash: bytes
     result_hashes: tuple[bytes, ...]
-    reducers: tuple[tuple[PeerId, ...], ...]  # per chunk, who reduced it and the next in line
+    reducers: tuple[tuple[PeerId, ...], ...]  # per chunk, whose result it is, then the others in line
     holders: tuple[PeerId, ...]
     plan_hash: bytes = b""  # of the attempt whose results they are, where it is known
+    norms: tuple[float, ...] = ()
+    """Per chunk the ‖·‖² that its reducers signed, which a vote vouches for; empty where a quorum has voted already."""
 
 
 @dataclass(frozen=True, slots=True)

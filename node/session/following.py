@@ -12,9 +12,9 @@ from coordinator.rounds.ledger import Ledger, LedgerError, fold
 from coordinator.rounds.voter import Voter, certificate_faults
 from node.session import events as ev
 from node.session.events import Effect
-from node.session.part import Part, Training
+from node.session.part import CombinedHere, Part, Training
 from protos import hashes
-from protos.messages import Leave, Outcome, PeerId, Signed, Vote
+from protos.messages import Body, Leave, Outcome, PeerId, Signed, Vote
 from protos.runspec import RunSpec
 
 MOMENTS_LAST_ROUNDS = 8
@@ -63,6 +63,7 @@ class Following:
         self._proposed: ev.Proposed | None = None
         self._verifying: bytes | None = None  # hash of the body
         self._candidate: tuple[bytes, bytes] | None = None  # body hash and digest of what was verified last
+        self._combined = CombinedHere()
         self._commit: ev.CommitHeard | None = None  # extends the held state, not yet applied
         self._after: Ledger | None = None  # the books after that commit
         self._applying = False
@@ -77,6 +78,7 @@ class Following:
         self._paused_by: dict[str, None] = {}
         self._accepted = 0
         self._rejected: dict[str, int] = {}
+        self._empty_said = ""
 
     # -- the line and the chain -------------------------------------------------------------------------------
 
@@ -183,15 +185,27 @@ class Following:
         elif heard.body.outcome is Outcome.COMMITTED and self._training is not None:
             reason = "not planned"
             self._rejected[reason] = self._rejected.get(reason, 0) + 1
+        effects += self._said_empty(heard.body)
         effects += self._moved()
         if self._rounds is not None and self._accepted >= self._rounds:
             return [*effects, *self._leave(f"done: {self._accepted} rounds")]
         return [*effects, *self._follow(now)]
 
+    def _said_empty(self, body: Body) -> list[Effect]:
+        """That a round took nothing in is said to who trained for it; not again while the reason stays the same."""
+        kind = body.reason.partition(" (")[0]  # without its particulars
+        if body.outcome is not Outcome.EMPTY:
+            self._empty_said = ""
+        elif self._training is not None and kind != self._empty_said:
+            self._empty_said = kind
+            return [ev.Say(f"round {body.round} is empty: {body.reason}")]
+        return []
+
     def _moved(self) -> list[Effect]:
         """The held state is another one: what concerned the round before is over, the next round begins."""
         self._training = self._proposed = None
         self._verifying = self._candidate = None
+        self._combined = CombinedHere()
         if self.ledger is not None and self.ledger.round >= self._lost_round:
             self._voter.moved()
         return [*self._drop_part(), *self._begin_round()]

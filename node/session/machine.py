@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from aggregation.exchange import ExchangeEffect, Expired
+from aggregation.exchange import Combined, ExchangeEffect, Expired
 from coordinator.rounds.events import Instant, Sealer
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence, deal_faults, lines_of
@@ -15,7 +15,7 @@ from coordinator.rounds.voter import Voter, body_faults
 from node.session import events as ev
 from node.session.events import Effect, Event
 from node.session.following import Following
-from node.session.part import Lines, Part, evidence_of, exchange_for
+from node.session.part import Lines, Part, evidence_of, exchange_for, verify_of
 from protos import hashes
 from protos.bounds import as_reason
 from protos.messages import (
@@ -175,6 +175,8 @@ class Session(Following):
                 part = self._part
                 if part is None or part.exchange is None or part.planned.plan_hash != plan_hash:
                     return []
+                if isinstance(inner, Combined):
+                    self._combined.note(part.set_hash, inner)
                 return self._in_exchange(part, part.exchange.handle(inner))
             case ev.LeaveAsked(reason):
                 return self._leave(reason)
@@ -280,6 +282,7 @@ class Session(Following):
             return [ev.Say(f"refused the deal of attempt {part.number}: {reason}"), *self._decline(reason)]
         plan = part.planned.plan
         part.dealt, part.lines = event, self._lines(evidence)
+        part.set_hash = evidence.set_hash()
         part.exchange = exchange_for(self.me, evidence, part.lines, self.spec)
         part.exchange_ends_at = Instant(now + plan.exchange_s)
         begin = ev.BeginExchange(plan, part.planned.plan_hash, event.deal, event.envelope, event.commitments)
@@ -327,17 +330,13 @@ class Session(Following):
         evidence, part = evidence_of(event, event.plan_hash), self._part
         same_plan = part is not None and part.dealt is not None and part.planned.plan_hash == event.plan_hash
         lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
-        return [
-            ev.Verify(
-                event.body, event.body_hash, propose.proposal.result_hashes, lines, propose.holders, event.plan_hash
-            )
-        ]
+        return [verify_of(event, evidence, lines, self.spec)]
 
     def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
         propose = event.propose
         if self._is_voter(ledger) and (refusal := self._voter.would_vote(propose, ledger)):
             return refusal
-        if faults := self._body_faults(event, ledger):
+        if faults := self._body_faults(event, ledger) or self._combined.faults(evidence_of(event, event.plan_hash)):
             return Refusal(propose.epoch, propose.round, propose.attempt, as_reason("; ".join(faults[:3])))
         return None
 
@@ -366,6 +365,8 @@ class Session(Following):
         proposed, ledger = self._proposed, self.ledger
         if proposed is None or ledger is None or self._candidate is None or self._candidate[0] != proposed.body_hash:
             return []
+        if faults := self._combined.faults(evidence_of(proposed, proposed.plan_hash)):  # of what came since
+            return self._verify_failed(proposed.body_hash, faults[0])
         digest = self._candidate[1]
         if self._observer:
             return [ev.TellLeader(StateDigest(proposed.body_hash, proposed.propose.attempt, digest))]

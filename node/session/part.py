@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aggregation.codec import frame_bytes
-from aggregation.exchange import Exchange
+from aggregation.exchange import Combined, Exchange
 from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
-from coordinator.rounds.proposing import Evidence
-from node.session.events import Dealt, Encoded, Planned, Proposed
+from coordinator.rounds.proposing import Evidence, result_norms
+from node.session.events import Dealt, Encoded, Planned, Proposed, Verify
 from protos.messages import Commitment, Deal, PeerId
 from protos.runspec import RunSpec
 
 Lines = tuple[tuple[PeerId, ...], ...]
 """Per chunk, the reducers in line."""
+COMBINED_KEPT = 4
+"""Attempts of a round of which is kept what was combined in them: the proposal of an earlier one may come again."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Part:
     exchange: Exchange | None = None
     exchange_ends_at: Instant | None = None
     lines: Lines = ()
+    set_hash: bytes = b""
+    """The name of the included set, once it is dealt."""
 
     @property
     def number(self) -> int:
@@ -62,6 +66,28 @@ class Part:
     def evidence(self, dealt: Dealt) -> Evidence:
         """What a deal shows before there are results."""
         return Evidence(self.planned.plan, self.planned.plan_hash, dealt.deal, dealt.commitments, {})
+
+
+class CombinedHere:
+    """What this member has combined in a round: against it goes what is said to come of the very same rows."""
+
+    def __init__(self) -> None:
+        self._by_set: dict[bytes, dict[int, Combined]] = {}  # newest last
+
+    def note(self, set_hash: bytes, combined: Combined) -> None:
+        self._by_set.setdefault(set_hash, {})[combined.chunk] = combined
+        while len(self._by_set) > COMBINED_KEPT:
+            del self._by_set[next(iter(self._by_set))]
+
+    def faults(self, evidence: Evidence | None) -> list[str]:
+        """The first result that is not the one of the same rows here, or nothing."""
+        mine = self._by_set.get(evidence.set_hash(), {}) if evidence is not None and self._by_set else {}
+        for peer, results in sorted(evidence.results.items() if evidence is not None and mine else ()):
+            for result in results.results:
+                own = mine.get(result.chunk)
+                if own is not None and (own.hash, own.norm_sq) != (result.hash, result.norm_sq):
+                    return [f"the result of chunk {result.chunk} by {peer} is not what its rows give here"]
+        return []
 
 
 def exchange_for(me: PeerId, evidence: Evidence, lines: Lines, spec: RunSpec) -> Exchange:
@@ -92,3 +118,17 @@ def evidence_of(proposed: Proposed, plan_hash: bytes) -> Evidence | None:
     if proposed.plan is None or proposed.deal is None:
         return None
     return Evidence(proposed.plan, plan_hash, proposed.deal, proposed.commitments, proposed.results)
+
+
+def verify_of(proposed: Proposed, evidence: Evidence | None, lines: Lines, spec: RunSpec) -> Verify:
+    """What a vote on a proposal takes. `lines` are its reducers; asked first are those whose signed result it is, for
+    others may never have combined it."""
+    norms: tuple[float, ...] = ()
+    if evidence is not None:
+        norms, replicas = result_norms(evidence, spec), evidence.plan.replicas
+        lines = tuple(
+            (*sorted(line[:replicas], key=lambda peer: peer not in evidence.results), *line[replicas:])
+            for line in lines
+        )
+    proposal, holders = proposed.propose.proposal, proposed.propose.holders
+    return Verify(proposed.body, proposed.body_hash, proposal.result_hashes, lines, holders, proposed.plan_hash, norms)

@@ -18,7 +18,7 @@ import torch
 from aggregation import codec
 from aggregation.chunks import ChunkGrid
 from aggregation.codec import feedback
-from aggregation.finite import is_finite
+from aggregation.errors import CodecError
 from aggregation.vector import layout_of, load_from
 from node.training.batches import Batches
 from node.training.evaluation import evaluate
@@ -246,7 +246,12 @@ class _Work:
                 codec.encode_into(codec_spec.name, part_P, frame, block=codec_spec.block)
             else:
                 residual_P, next_P = leftovers.parts(start, stop)
-                feedback.encode(codec_spec.name, part_P, residual_P, frame, next_P, block=codec_spec.block)
+                try:
+                    feedback.encode(codec_spec.name, part_P, residual_P, frame, next_P, block=codec_spec.block)
+                except CodecError:
+                    # A file that rotted costs what it held; else it would stop every encoding from now on.
+                    zeros_P = np.zeros_like(residual_P)
+                    feedback.encode(codec_spec.name, part_P, zeros_P, frame, next_P, block=codec_spec.block)
             written(chunk + 1)
         tally = self._inner.tally
         # Without a single good step there is nothing to weigh: the batches count as unused.
@@ -306,10 +311,7 @@ class _Leftovers:
         residual_D = self._residual_D
         if residual_D is None:
             return self._zeros_P[: stop - start], self._next_D[start:stop]
-        residual_P = residual_D[start:stop]
-        # A file that rotted costs what it held; taken as it is, it would stop every encoding from now on.
-        good_P = residual_P if is_finite(residual_P) else np.zeros_like(residual_P)
-        return good_P, self._next_D[start:stop]
+        return residual_D[start:stop], self._next_D[start:stop]
 
 
 def count(ranges: tuple[Range, ...]) -> int:

@@ -134,6 +134,23 @@ def exact(values: Floats) -> list[Fraction]:
     return [Fraction(float(value)) for value in values]
 
 
+def around_ties(largest_code: int, n_blocks: int, block: int = 16) -> Floats:
+    """Blocks of values at, just below and just above the middle between two codes, for scales of all mantissas.
+
+    Where a division by the scale is a product with its inverse, some of them go the other way.
+    """
+    rng = np.random.default_rng(largest_code)
+    peaks = rng.integers(0x3F800000, 0x40000000, n_blocks, dtype=np.int32).view(np.float32)
+    scales = peaks / np.float32(largest_code)
+    middles = rng.integers(-largest_code, largest_code, (n_blocks, block)).astype(np.float32) + np.float32(0.5)
+    values = middles * scales[:, None]
+    values[:, 1::3] = np.nextafter(values[:, 1::3], np.float32(-3))
+    values[:, 2::3] = np.nextafter(values[:, 2::3], np.float32(3))
+    values[:, 0] = peaks
+    flat: Floats = values.reshape(-1)
+    return flat
+
+
 ENCODE: dict[str, Encode] = {
     "int8": encode_int8,
     "fp32": encode_fp32,

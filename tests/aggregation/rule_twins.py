@@ -143,8 +143,8 @@ def _clipped_around(gram: Gram, n: int, given: Given) -> dict[int, float]:
         square = _sum([a[j] * products[j] for j in range(n + 1)])
         clips = []
         for i in range(n):
-            squared = (gram[i][i] - products[i]) + (square - products[i])
-            clips.append(given.weights[i] * (tau / math.sqrt(squared) if squared > tau * tau else 1.0))
+            distance = math.sqrt(max((gram[i][i] + square) - 2.0 * products[i], 0.0))
+            clips.append(given.weights[i] * (tau / distance if distance > tau else 1.0))
         kept = 1.0 - _sum(clips) / weight
         a = [value * kept for value in a]
         for i in range(n):

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from aggregation import codec
 from aggregation.errors import CodecError
-from tests.aggregation import twins
+from tests.aggregation import codec_twins, twins
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "codec_frames.json").read_text())
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**32), max_value=2.0**32)
@@ -60,6 +60,26 @@ def test_int8_error_is_at_most_half_a_step(values: np.ndarray) -> None:
         assert np.abs(decoded[start : start + 16] - part).max() <= bound
 
 
+@pytest.mark.parametrize(("block", "worst"), [(16, 1.0077), (1024, 1.0649), (4096, 1.1326), (1 << 16, 1.5849)])
+def test_encoding_lengthens_a_vector_most_where_all_but_the_largest_value_round_up(block: int, worst: float) -> None:
+    """By max_k √((127² + (B - 1)·(k + 1)²) / (127² + (B - 1)·(k + ½)²)); who bounds a result's norm reckons with it."""
+
+    def lengthened(values: np.ndarray) -> float:
+        frames = [codec.encode(name, values, block=block) for name in ("int8", "fp32")]
+        return float(np.sqrt(codec.squared_norm(frames[0]) / codec.squared_norm(frames[1])))
+
+    found = []
+    for k in range(127):
+        values = np.full(block, np.nextafter(np.float32(k + 0.5), np.float32(128)))
+        values[0] = 127
+        found.append(lengthened(values))
+    assert max(found) == pytest.approx(worst, abs=1e-4)
+    rng = np.random.default_rng(block)
+    for size in (0.3, 1.0, 3.0, 20.0):
+        for drawn in (rng.uniform(0, size, block), rng.standard_normal(block) * size, rng.laplace(size=block)):
+            assert lengthened(drawn) <= worst + 1e-4
+
+
 @settings(max_examples=30, deadline=None)
 @given(VALUES)
 def test_fp32_keeps_every_bit(values: np.ndarray) -> None:
@@ -96,6 +116,12 @@ def test_the_largest_code_is_always_127() -> None:
 def test_ties_go_to_even() -> None:
     frame = codec.encode("int8", floats(127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5), block=16)
     assert np.frombuffer(frame, np.int8)[CODES_AT:].tolist() == [127, 0, 2, 2, 0, -2, -2, 126]
+
+
+@pytest.mark.parametrize(("name", "largest_code"), [("int8", 127), ("int4", 7)])
+def test_a_value_around_a_tie_goes_where_true_division_says(name: str, largest_code: int) -> None:
+    values = codec_twins.around_ties(largest_code, 3000)
+    assert codec.encode(name, values, block=16) == codec_twins.ENCODE[name](values, 16)
 
 
 def test_a_tiny_block_is_zero_and_the_next_larger_one_is_not() -> None:

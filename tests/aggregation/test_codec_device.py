@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from aggregation import codec
 from aggregation.codec.device import encode_int8
 from aggregation.errors import CodecError
+from tests.aggregation import codec_twins
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
@@ -42,6 +43,12 @@ def test_denormals_ties_zero_blocks_and_a_partial_last_block(device: str) -> Non
     same(values, 16, device)
     same(values[:5], 16, device)
     same(values[:64], 16, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_around_ties(device: str) -> None:
+    """A device that divides by multiplying with the inverse shows here."""
+    same(codec_twins.around_ties(127, 3000), 16, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -132,3 +132,15 @@ def test_no_claim_costs_memory(codec_id: int) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 200_000  # a tile of 2^15 values at most, whatever the frame
+
+
+@pytest.mark.parametrize("name", codec.names())
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), n_values=st.integers(1, 200))
+def test_no_body_makes_a_kernel_write_past_its_values(name: str, data: st.DataObject, n_values: int) -> None:
+    """Not even one that nobody has checked: where a value goes is in the bytes of topk."""
+    coder = by_name(name)
+    body = data.draw(st.binary(min_size=coder.body_bytes(n_values, 128), max_size=coder.body_bytes(n_values, 128)))
+    room = np.full(n_values + 4096, 7, np.float32)
+    coder.decode(np.frombuffer(body, np.uint8), 128, room[:n_values])
+    assert (room[n_values:] == 7).all()

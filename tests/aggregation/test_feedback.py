@@ -160,6 +160,11 @@ def test_what_does_not_fit_together_is_refused() -> None:
         ("int4", ones, ones, out, locked),
         ("int4", ones, ones, out, ones),  # the residual must outlive a round that does not commit
         ("int4", ones, mapped[:128], out, mapped[127:255]),
+        ("int4", ones, other, out, ones),  # as must the delta, which the next attempt sends again
+        ("int4", mapped[:128], ones, out, mapped[1:129]),
+        ("int4", ones, ones, other, other),  # a frame over the next residual, the delta or the residual
+        ("int4", other, ones, other[5:], mapped[:128]),
+        ("int4", ones, other, other.view(np.uint8)[1:], mapped[:128]),
         ("int4", ones, ones, bytearray(20), other),
         ("int4", ones, ones, bytes(200), other),
         ("int4", ones.astype(np.float64), ones, out, other),

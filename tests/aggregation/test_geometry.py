@@ -257,10 +257,12 @@ def test_what_is_no_gram_matrix_is_refused(name: str) -> None:
             ALL[name](shape, 0)
 
 
+@pytest.mark.parametrize("size", [1e6, 1e-6])
 @pytest.mark.parametrize("name", PRE)
-def test_a_centre_behind_the_rows_stays_and_is_not_counted(name: str) -> None:
+def test_a_centre_behind_the_rows_stays_and_is_not_counted(name: str, size: float) -> None:
+    """Neither a long one nor a short one, which would be in the median of the norms and everyone's neighbour."""
     updates = rows(9)
-    centre = 1e6 * updates[:1]
+    centre = size * updates[:1]
     alone = PRE[name](twins.gram(updates), n_fixed=0)
     both = PRE[name](twins.gram(np.concatenate([updates, centre])), n_fixed=1)
     assert np.array_equal(both.numerators_MK[:9, :9], alone.numerators_MK)

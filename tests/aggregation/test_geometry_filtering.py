@@ -97,6 +97,15 @@ def test_colluders_in_one_place_are_filtered() -> None:
     assert mixing.numerators_MK[0, :3].max() < 1e-6
 
 
+def test_it_ends_once_no_more_than_the_rows_that_are_surely_honest_weigh() -> None:
+    """Two opposite rows lose all their weight at once; exactly 3 of 5 are left, whose own mean is not asked for."""
+    updates = np.array([[4.0, 0.0], [-4.0, 0.0], [0.0, 3.0], [0.0, -1.0], [0.0, -1.0]])
+    mixing = geometry.caf(twins.gram(updates), 1)
+    assert mixing.numerators_MK[0].tolist() == [1, 1, 1, 1, 1]
+    mixing = geometry.caf(twins.gram(updates), 2)
+    assert mixing.numerators_MK[0, :2].tolist() == [0, 0]
+
+
 def test_two_calls_agree_to_the_bit() -> None:
     """A library starts its power iteration from an unseeded vector, and peers end with different updates."""
     gram = twins.gram(np.random.default_rng(2).standard_normal((15, 30)))

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aggregation import rules
+from aggregation import codec, rules
 from aggregation.errors import RuleError
 from aggregation.rules.sorting import ROWS_COMPILED_MAX, compile_networks, network
 from tests.aggregation import twins
@@ -191,10 +192,36 @@ def test_nobody_finite_or_too_few_of_them_is_an_error() -> None:
         rules.aggregate("krum", updates, f=1)
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 2.0**63])
-def test_absurd_weights_are_refused(bad: float) -> None:
-    with pytest.raises(RuleError, match="weight"):
-        rules.aggregate("mean", rows(2, 50), weights_N=[1, bad])
+ABSURD_WEIGHTS: list[Any] = [
+    -1.0, float("nan"), float("inf"), 2.0**63, 2**63, 10**400, -(10**400), 2.0**-33, 1e-45, 5e-324, "1", None, 1j, [1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", ABSURD_WEIGHTS, ids=lambda bad: repr(bad)[:12])
+def test_absurd_weights_are_refused(bad: Any) -> None:
+    """Tiny ones too: a product with a denormal keeps no place, and the mean of 1.5 and 1.5 would be 2."""
+    frames = [codec.encode("int8", row, block=16) for row in rows(2, 50)]
+    for call in (
+        lambda: rules.aggregate("mean", rows(2, 50), weights_N=[1, bad]),
+        lambda: rules.combine("mean", frames, weights_N=[1, bad], f=0, codec="int8", block=16),
+    ):
+        with pytest.raises(RuleError, match="weight"):
+            call()
+
+
+@pytest.mark.parametrize("weight", [2.0**-32, 1e-9, 1, 2**62, np.int64(7), np.float32(0.3), True])
+def test_the_mean_of_equal_rows_is_that_row_whatever_they_weigh(weight: Any) -> None:
+    row = rows(1, 50)[0] * FLOATS(2.0**-90)
+    for weights in ([weight] * 3, np.array([weight] * 3)):
+        np.testing.assert_allclose(rules.aggregate("mean", np.tile(row, (3, 1)), weights_N=weights), row, rtol=3e-7)
+
+
+@pytest.mark.parametrize("rule", ["mean", "arc", "norm_clip"])
+def test_a_result_that_fp32_cannot_hold_is_said_and_not_given(rule: str) -> None:
+    with pytest.raises(RuleError, match=f"{rule} of these rows is beyond"):
+        rules.aggregate(rule, np.full((5, 2), 3e38), f=1)
+    for sound in ("median", "trimmed_mean", "default", "krum", "geometric_median"):
+        assert rules.aggregate(sound, np.full((5, 2), 3e38), f=1).tolist() == [FLOATS(3e38)] * 2
 
 
 def test_any_numbers_will_do_whatever_their_type_and_order_in_memory() -> None:
@@ -211,6 +238,7 @@ def test_any_numbers_will_do_whatever_their_type_and_order_in_memory() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     four = rows(4, 8)
+    anything: Any = lambda *given, **more: rules.aggregate(*given, **more)  # noqa: E731
     calls: list[Callable[[], object]] = [
         lambda: rules.aggregate("mean", np.ones(5)),
         lambda: rules.aggregate("mean", np.ones((0, 5))),
@@ -234,6 +262,27 @@ def test_what_makes_no_sense_is_refused() -> None:
         lambda: rules.aggregate("geometric_median", four, nu=0),
         lambda: rules.aggregate("norm_clip", four, radius=np.nan),
         lambda: rules.aggregate("krum", np.ones((257, 2))),
+        lambda: anything("mean", [[1.0, 2.0], [1.0]]),
+        lambda: anything("mean", [["1", "2"]]),
+        lambda: anything("mean", [[None, 1.0]]),
+        lambda: anything("mean", [[1.0, 1j]]),
+        lambda: anything("mean", np.ones((2, 2), "M8[s]")),
+        lambda: anything("mean", torch.ones(2, 2, requires_grad=True)),
+        lambda: anything("default", four, previous_D=["a"] * 8),
+        lambda: anything("default", four, previous_D=[1j] * 8),
+        lambda: anything("mean", four, weights_N=3),
+        lambda: anything("mean", four, weights_N=np.ones((4, 1))),
+        lambda: anything("mean", four, weights_N=[1, 2, 3]),
+        lambda: anything("median", four, f=1.5),
+        lambda: anything("median", four, f="1"),
+        lambda: anything("median", four, f=None),
+        lambda: anything("median", four, f=10**400),
+        lambda: anything("mean", four, chunk_values=1.5),
+        lambda: anything("mean", four, chunk_values="8"),
+        lambda: anything("centered_clip", four, tau=10**400),
+        lambda: anything("centered_clip", four, iterations=10**400),
+        lambda: anything("centered_clip", four, iterations=3.0),
+        lambda: anything("multi_krum", rows(5, 8), m=-(10**5000)),
     ]
     for call in calls:
         with pytest.raises(RuleError):

@@ -99,13 +99,20 @@ def test_ties_copies_zeros_and_extremes_equal_the_twin_too(data: st.DataObject) 
     assert result == twin(rule, frames, weights, 1, previous, 1.0, 16)
 
 
+@pytest.mark.parametrize("common", [0.0, 1e4])
 @pytest.mark.parametrize("rule", ALL_RULES)
-def test_decoded_rows_are_combined_as_their_twin_says(rule: str) -> None:
-    """What is no int8 frame is summed in fp64 lanes: fp32 frames, and `aggregate` with blocks of 1024."""
+def test_decoded_rows_are_combined_as_their_twin_says(rule: str, common: float) -> None:
+    """What is no int8 frame is summed in fp64 lanes: fp32 frames, and `aggregate` with blocks of 1024.
+
+    Where rows have a large value in common, distances are what its square leaves of the last bits, so that another
+    order of the sums shows in the result.
+    """
     n, f, n_values = 8, 1, 1500
     updates = vectors(n, n_values, seed=3)
+    updates[:, 5] += FLOATS(common)
     weights = [5.0, 1, 2, 3, 4, 5, 6, 7]
     previous = vectors(2, n_values, seed=98)[0]
+    previous[5] += FLOATS(common)
     for centre in (None, previous):
         rows = updates
         if rules.is_centred(rule):
@@ -206,8 +213,30 @@ def test_golden_results_stay_what_they_are(case: dict[str, Any]) -> None:
 def test_a_mean_at_the_cap_is_still_a_result() -> None:
     top = np.full(40, 127 * 2.0**32, FLOATS)
     for rule in ("mean", "default", "geometric_median", "norm_clip"):
-        result, _ = combined(rule, encoded(np.stack([top] * 3), block=16), weights_N=[3, 5, 2**62], block=16)
-        codec.check(result, codec="int8", block=16, n_values=40, scale_cap=codec.RESULT_SCALE_CAP)
+        for weights in ([3, 5, 2**62], [4526270, 5164521, 687422]):
+            result, _ = combined(rule, encoded(np.stack([top] * 3), block=16), weights_N=weights, block=16)
+            codec.check(result, codec="int8", block=16, n_values=40, scale_cap=codec.RESULT_SCALE_CAP)
+            if (rule, weights[0]) == ("mean", 4526270):
+                assert codec.decode(result, 40).min() > top[0]  # it did round up
+
+
+@pytest.mark.parametrize("rule", ALL_RULES)
+def test_no_result_is_longer_than_the_rule_and_its_encoding_may_make_it(rule: str) -> None:
+    """Rows of small codes beside one large one, which their mean rounds up all at once."""
+    n, f, block = 11, 2, 1024
+    encoding = max(((127**2 + 1023 * (k + 1) ** 2) / (127**2 + 1023 * (k + 0.5) ** 2)) ** 0.5 for k in range(127))
+    for low, n_high in ((0, 6), (3, 6), (3, 8), (4, 7)):
+        is_high = (np.arange(n)[:, None] - np.arange(2 * block)) % n < n_high
+        updates = (low + is_high).astype(FLOATS)
+        updates[:, ::block] = 127
+        frames = encoded(updates, block=block)
+        previous = frames[0]
+        for more in ({}, {"previous": previous}):
+            _, norm = combined(rule, frames, f=f, block=block, **more)
+            longest = max(codec.squared_norm(frame) for frame in frames)
+            assert (norm / longest) ** 0.5 <= rules.norm_growth(rule, n, f) * encoding * (1 + 1e-5)
+            if rule == "mean" and (low, n_high) == (3, 6):
+                assert (norm / longest) ** 0.5 > 1.05  # so the rule's own bound is not enough
 
 
 def test_who_weighs_nothing_is_checked_but_not_there() -> None:

@@ -113,6 +113,19 @@ def test_rules_that_need_no_f_never_fall_back_and_say_what_they_lack(rule: str, 
     assert chosen(rule, n, rejected=2) == Choice(rule, 0, None, "no robustness")
 
 
+@pytest.mark.parametrize("rule", ["nnm", "arc", "arc+nnm", "nnm+mean", "norm_clip+arc"])
+@pytest.mark.parametrize("n", [3, 7, 50])
+def test_what_ends_in_the_mean_says_that_it_is_no_defence(rule: str, n: int) -> None:
+    """f counts for it, but one row at 1e6 goes through nnm, and what arc leaves of f rows pulls as one."""
+    choice = chosen(rule, n)
+    assert (choice.rule, choice.f, choice.fallback, choice.degraded) == (rule, max(n // 5, 1), None, "no robustness")
+
+
+def test_all_others_are_a_defence() -> None:
+    means = {"mean", "norm_clip", "arc", "nnm"}
+    assert {rule for rule in rules.names() if chosen(rule, 20).degraded} == means
+
+
 LIMITS = {
     "f ≤ (n - 1)/2": (["median", "trimmed_mean", "default", "centered_clip", "geometric_median", "mda"], 1),
     "f ≤ (n - 3)/2": (["krum", "multi_krum"], 3),

@@ -138,8 +138,11 @@ def test_the_bound_is_one_for_means_and_root_two_at_most_for_medians() -> None:
         rules.norm_growth("krum", 4, 1)
 
 
-def test_a_median_can_reach_its_bound() -> None:
-    """Two of three rows agree on each coordinate, each row on two thirds of them."""
-    updates = np.kron(np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]]), np.ones(10))
-    growth = norms(rules.aggregate("median", updates, f=1)) / norms(updates).max()
-    assert growth == pytest.approx(rules.norm_growth("median", 3, 1))
+@pytest.mark.parametrize(("n", "f"), [(3, 1), (7, 2), (8, 1), (9, 4), (10, 4), (12, 0)])
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "meamed"])
+def test_rules_per_coordinate_can_reach_their_bound(name: str, n: int, f: int) -> None:
+    """So many rows as decide agree on each coordinate, and none of them on all."""
+    n_agree = n // 2 + 1 if name == "median" else n - f
+    updates = ((np.arange(n)[:, None] - np.arange(10 * n)) % n < n_agree).astype(np.float32)
+    growth = norms(rules.aggregate(name, updates, f=f)) / norms(updates).max()
+    assert growth == pytest.approx(rules.norm_growth(name, n, f))

@@ -65,7 +65,8 @@ def test_lines_and_events_follow_commits_and_figures(tmp_path: Path) -> None:
             effect = Committed(link.commit, link.body, link.after.head, ())
             await writer.commit(effect, link.before, link.after)
             bulletin.committed(effect, link.after)
-            events.append(await follower.next())
+            while not events or events[-1][1].get("round") != link.body.round:
+                events.append(await follower.next())
         content = {"val_loss": 2.5, "n_tokens": 10}
         observation = Observation("evaluation", BOB.peer, second.commit.digest.hex(), content)
         writer.observe(observation)
@@ -81,10 +82,42 @@ def test_lines_and_events_follow_commits_and_figures(tmp_path: Path) -> None:
         kept.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
+    assert events.pop(0) == ("say", {"text": "round 1 is empty: nobody came"})
     assert [kind for kind, _ in events] == ["round"] * len(events)
     assert {row["round"] for _, row in events} == {0, 1, 2}
     assert (events[-1][1]["round"], events[-1][1]["val_loss"]) == (2, 2.5)
     assert rounds(path) == [0, 1, 2]
+
+
+def test_why_rounds_are_empty_is_said_once_and_stands_in_the_status(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        kept, ledger = journal(tmp_path / "j.sqlite")
+        writer = Writer(kept, FakeClock())
+        file = LedgerFile(tmp_path / "ledger.jsonl", [])
+        empty = (4, "nobody came")
+        bulletin = Bulletin(
+            RUN.peer, COORDINATOR.peer, spec(), kept, file, empty=empty, flushed=writer.flushed, say=said.append
+        )
+
+        def committed(link: Any) -> tuple[int, str]:
+            bulletin.committed(Committed(link.commit, link.body, link.after.head, ()), link.after)
+            return bulletin._n_empty, bulletin._empty_reason
+
+        seats = (Seat(ALICE.peer, (Range(0, 2),), 1),)
+        first = next_commit(ledger, seats=seats)
+        second = next_commit(first.after, seats=seats)
+        third = next_commit(second.after, counted=(ALICE.peer,), seats=(Seat(ALICE.peer, (Range(1, 1),), 1),))
+        assert [committed(link) for link in (first, second, third)] == [(5, "nobody came"), (6, "nobody came"), (0, "")]
+        assert said == ["round 1 is empty: nobody came"]
+        committed(next_commit(third.after))
+        assert said[1:] == ["round 4 is empty: nobody came"]
+        file.close()
+        await writer.close()
+        kept.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_status_has_the_contracts_keys() -> None:

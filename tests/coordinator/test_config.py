@@ -81,6 +81,7 @@ def test_an_unknown_key_names_the_nearest(word: str, nearest: str) -> None:
         ("deadlines.heartbeat_s=9", ("heartbeat_timeout_s", "3 heartbeat_s")),
         ("work.batch_tokens=1000", ("1000", "data.sequence_length")),
         ("codec.leaf_values=3000", ("leaf_values",)),
+        ("codec.block=40", ("block", "multiple of 16", "40")),
         ("data.path=", ("data.path",)),
     ],
 )

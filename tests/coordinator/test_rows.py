@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.journal import Entry
 from coordinator.leading.ports import Observation
 from coordinator.ledger_file import LedgerFile
-from coordinator.rows import Observed, round_row, round_rows
+from coordinator.rows import Observed, empty_at_last, round_row, round_rows
 from protos.messages import AttemptFailed, Range, Seat
 from tests.coordinator.made import append, genesis, identity, journal, next_commit, spec
 
@@ -53,6 +53,18 @@ def test_a_row_has_the_contracts_keys() -> None:
     assert row["commit_hash"] == link.after.head.hex()
     assert row["previous_hash"] == link.before.head.hex()
     assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def test_how_many_of_the_last_rounds_were_empty() -> None:
+    def row(round_: int, reason: str) -> dict[str, Any]:
+        return {"round": round_, "outcome": "empty" if reason else "committed", "reason": reason}
+
+    assert empty_at_last([]) == (0, "")
+    assert empty_at_last([row(0, "founding")]) == (0, "")
+    assert empty_at_last([row(0, "founding"), row(1, "seats")]) == (1, "seats")
+    rows = [row(0, "founding"), row(1, "seats"), row(2, ""), row(3, "one is too few"), row(4, "two are too few")]
+    assert empty_at_last(rows) == (2, "two are too few")
+    assert empty_at_last(rows[:3]) == (0, "")
 
 
 def test_what_is_not_observed_is_null() -> None:

@@ -176,6 +176,14 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
     assert folder.ledger.read_text().count("\n") == 1
 
 
+def test_a_run_that_this_version_can_not_compute_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run")
+    monkeypatch.setattr("coordinator.rounds.policy.NUMERICS_VERSION", 2)
+    options = ServeOptions(folder.path, http=ANY, listen=ANY, dht=ANY)
+    with pytest.raises(StateError, match="numerics_version is 1, this version computes with 2; serve it with"):
+        asyncio.run(serve(options, lambda _: None, lambda _: None))
+
+
 @pytest.mark.usefixtures("no_observer")
 def test_one_process_serves_a_folder_and_the_next_one_takes_its_ports(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")

@@ -12,9 +12,9 @@ import pytest
 
 from coordinator import config, simulate, tools
 from coordinator.display import PlainDisplay, loss_curve, print_summary, round_line, status_line
-from coordinator.errors import StateError
+from coordinator.errors import CoordinatorError, StateError
 from coordinator.folder import RunFolder, read_founded
-from coordinator.simulate import MARKER, SimulateOptions, digests_equal
+from coordinator.simulate import EMPTY_MOST, MARKER, SimulateOptions, check_empty, digests_equal
 from tests.coordinator.made import make_data, make_run
 from tests.coordinator.test_web import STATUS
 
@@ -94,7 +94,7 @@ def row(number: int, outcome: str = "committed", loss: float | None = 2.0) -> di
     return {
         "round": number, "outcome": outcome, "commit_hash": f"c{number}", "state_digest": f"d{number}",
         "members": [member], "val_loss": loss, "inner_loss": 3.0, "reason": "nobody",
-        "failed_attempts": [], "delta_norm": 1.0, "tokens": 10,
+        "failed_attempts": [], "delta_norm": 1.0, "tokens": 10, "fallback": "", "degraded": "",
         "seconds": {"train": 1.0, "exchange": None, "apply": None},
     }  # fmt: skip
 
@@ -106,6 +106,12 @@ def test_digests_are_equal_only_if_all_are_and_each_round_has_one() -> None:
     assert not digests_equal(rows, {**said, "c2": {"a": "d2", "b": "dx"}})
     assert not digests_equal(rows, {"c1": said["c1"]})
     assert not digests_equal([], {})
+
+
+def test_a_run_of_empty_rounds_only_is_no_progress() -> None:
+    check_empty({**STATUS, "empty_rounds": EMPTY_MOST - 1, "empty_reason": "2 are too few"})
+    with pytest.raises(CoordinatorError, match="10 rounds in a row were empty, the last one for: 2 are too few"):
+        check_empty({**STATUS, "empty_rounds": EMPTY_MOST, "empty_reason": "2 are too few"})
 
 
 def test_plain_lines_show_each_round_once_and_what_is_awaited(
@@ -128,6 +134,12 @@ def test_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 members" in status_line(STATUS)
     assert "1.0 kB exchanged" in round_line(row(2))
     assert "empty (nobody)" in round_line(row(2, "empty"))
+    assert "rule" not in round_line(row(2))
+    other = {**row(2), "fallback": "trimmed_mean", "degraded": "no robustness with 2 contributions"}
+    assert "by trimmed_mean instead of the run's rule, no robustness with 2" in round_line(other)
+    assert "empty" not in status_line({**STATUS, "empty_rounds": 1, "empty_reason": "seats"})
+    barren = status_line({**STATUS, "empty_rounds": 3, "empty_reason": "2 contributions, too few"})
+    assert "3 rounds in a row were empty: 2 contributions, too few" in barren
     assert loss_curve([(1, 5.0)]) == ""
     assert "validation loss by round" in loss_curve([(1, 5.0), (2, 3.0)])
     result = {

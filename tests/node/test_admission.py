@@ -297,6 +297,25 @@ def test_settings_that_this_version_can_not_read_are_refused(coordinator: Coordi
         asyncio.run(joined(coordinator, folder))
 
 
+@pytest.mark.parametrize(
+    ("field", "other", "said"),
+    [
+        (b'"numerics_version":1', b'"numerics_version":2', "numerics_version is 2, this version computes with 1"),
+        (b'"name":"default"', b'"name":"oracle"', "rule.name is 'oracle', which is no rule"),
+    ],
+)
+def test_settings_that_this_version_can_not_compute_are_refused(
+    coordinator: Coordinator, folder: Path, field: bytes, other: bytes, said: str
+) -> None:
+    """Else it would train, and find in the first exchange that it can neither combine nor check."""
+    raw = coordinator.spec.to_bytes()
+    assert field in raw
+    envelope = seal(coordinator.run_key, Purpose.RUNSPEC, coordinator.run, raw.replace(field, other))
+    coordinator.bend = lambda info: replace(info, spec=envelope)
+    with pytest.raises(Refused, match=rf"{said}.*install the version"):
+        asyncio.run(joined(coordinator, folder))
+
+
 def test_older_settings_than_were_seen_do_not_replace_them(coordinator: Coordinator, folder: Path) -> None:
     old = coordinator.spec
     coordinator.spec = make_run(coordinator.folder, revision=2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregation.digest import results_root
 from coordinator.rounds.ledger import Ledger
 from node.donors import StateUnavailable, fetch_state
 from node.errors import DiskFull
@@ -184,6 +185,20 @@ def test_an_offer_that_contradicts_itself_is_passed_over(tmp_path: Path) -> None
         scene.holders[0].state_offer = lambda caller, bad=bad: bad  # type: ignore[method-assign,misc]
         with pytest.raises(StateUnavailable, match=why):
             scene.fetch()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_hashes_of_the_last_results_come_from_whichever_donor_has_them(tmp_path: Path, first: int) -> None:
+    """They stand beside the commit, so that anyone may leave them out; without them nothing can be reduced."""
+    scene, hashes = Scene(tmp_path, 2), (b"x" * 32, b"y" * 32)
+    for number, holder in enumerate(scene.holders):
+        held = holder.store.current
+        assert held is not None
+        name, _, commit, ledger = advance(holder.store, held.ledger, results_root=results_root(hashes))
+        holder.store.apply(name, replace(commit, result_hashes=() if number == first else hashes), ledger)
+    assert scene.fetch().round == 2
+    assert scene.store.current is not None
+    assert scene.store.current.commit.result_hashes == hashes
 
 
 def test_nobody_to_ask_and_nobody_with_a_state(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def frames_of(delta: np.ndarray) -> list[bytes]:
 
 
 def advance(
-    store: StateStore, ledger: Ledger, outcome: Outcome = Outcome.COMMITTED, seed: int = 1
+    store: StateStore, ledger: Ledger, outcome: Outcome = Outcome.COMMITTED, seed: int = 1, **changes: object
 ) -> tuple[bytes, Body, Commit, Ledger]:
     """Prepare the next round's body; what is needed to apply it."""
-    body, folded = body_after(ledger, outcome)
+    body, folded = body_after(ledger, outcome, **changes)
     name = body_hash(wire.encode(body))
     frames = frames_of(np.random.default_rng(seed).standard_normal(GRID.n_values).astype(np.float32))
     digest = store.prepare(name, body, frames.__getitem__)

@@ -114,6 +114,7 @@ def sim_spec(
     rule: RuleSpec | None = None,
     membership: MembershipSpec | None = None,
     deadlines: DeadlineSpec | None = None,
+    codec: CodecSpec | None = None,
 ) -> RunSpec:
     """A RunSpec of so many small chunks, without a model or data behind it.
 
@@ -122,13 +123,14 @@ def sim_spec(
     rule = rule or RuleSpec()
     if rule.degraded is None:
         rule = rule.model_copy(update={"degraded": True})
+    codec = codec or CodecSpec(block=1024, chunk_values=CHUNK_VALUES, leaf_values=1024)
     return RunSpec(
         model=ModelSpec(
             config={"model_type": "none"},
             tokenizer="",
             tokenizer_hash="0" * 64,
-            n_parameters=n_chunks * CHUNK_VALUES,
-            n_values=n_chunks * CHUNK_VALUES,
+            n_parameters=n_chunks * codec.chunk_values,
+            n_values=n_chunks * codec.chunk_values,
             layout_digest="0" * 64,
             initial_digest="0" * 64,
         ),
@@ -144,7 +146,7 @@ def sim_spec(
         ),
         inner=InnerSpec(lr=0.01),
         work=work or WorkSpec(batch_tokens=8, h=4),
-        codec=CodecSpec(block=1024, chunk_values=CHUNK_VALUES, leaf_values=1024),
+        codec=codec,
         rule=rule,
         membership=membership or MembershipSpec(),
         deadlines=deadlines or DeadlineSpec(),

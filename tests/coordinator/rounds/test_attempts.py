@@ -39,7 +39,7 @@ from tests.coordinator.rounds.cases import (
     NO_HASH,
     PEERS,
 )
-from tests.coordinator.rounds.leader_script import OBSERVER, Script, exchanging, training
+from tests.coordinator.rounds.leader_script import OBSERVER, Script, exchanging, training, voting
 from tests.sim.options import sim_spec
 
 ONCE = sim_spec(n_chunks=3, rule=RuleSpec(replicas=1))
@@ -241,6 +241,70 @@ def test_a_replica_that_differs_from_the_others_is_left_out() -> None:
     script.say(PEERS[2], results[PEERS[2]])
     assert script.last(AttemptFailed).reason == "replicas differ on chunk 0: peer00+peer02 against peer01"
     assert script.rounds._out_reducers == {PEERS[1]}
+
+
+def test_who_gives_its_rows_to_itself_alone_does_not_decide_alone() -> None:
+    """Of its own reduction there would be one word only, while the others have said whose rows they lack."""
+    script = exchanging(4)
+    plan = plan_hash(script.registry.encode(script.last(Plan)))
+    script.say(PEERS[3], script.results()[PEERS[3]])
+    for peer in PEERS[:3]:
+        assert script.phase() is Phase.EXCHANGE
+        script.say(peer, Missing(plan, tuple(Lack(chunk, PEERS[3]) for chunk in range(3))))
+    assert script.told(Propose, script.did) == []
+    assert script.last(AttemptFailed).reason == "rows or results did not come in time; without peer03 next"
+    assert (script.rounds._out_senders, script.rounds._out_reducers) == ({PEERS[3]}, set())
+
+
+def test_whom_one_reducer_can_not_hear_is_in_nobodys_way() -> None:
+    script = exchanging(4)
+    plan = plan_hash(script.registry.encode(script.last(Plan)))
+    script.say(PEERS[0], Missing(plan, (Lack(0, PEERS[3]),)))
+    for peer in PEERS[1:4]:
+        script.say(peer, script.results()[peer])
+    assert reducers_of(script) == [(peer, 3) for peer in PEERS[1:4]]
+
+
+def test_who_refuses_the_deal_is_left_out_of_the_next_one() -> None:
+    script = exchanging(4)
+    script.say(PEERS[1], Refusal(0, 2, 0, "the excluded are not those that the gate gives"))
+    assert script.last(AttemptFailed).reason.startswith("lost peer01; peer01: the excluded")
+    script.wait(RETRY_FIRST_S)
+    for peer in (PEERS[0], *PEERS[2:4]):
+        script.promise(peer)
+    planned = {member.peer for member in script.last(Plan).members}
+    assert script.phase() is Phase.COMMITMENT
+    assert planned == {PEERS[0], *PEERS[2:4]}
+
+
+def test_who_has_promised_a_higher_number_is_asked_again_in_one() -> None:
+    script = exchanging(4)
+    script.say(PEERS[1], Refusal(0, 2, 5, "promised number 5 to another"))
+    assert script.last(AttemptFailed).reason.startswith("lost peer01")
+    assert (script.rounds._out_senders, script.rounds._out_reducers) == (set(), set())
+
+
+@pytest.mark.parametrize("why", ["has another norm than was signed", "is not to be had: it is gone"])
+def test_a_reducer_whose_results_are_not_what_it_signed_is_not_asked_again(why: str) -> None:
+    script = voting(3, spec=ONCE)
+    first = min(script.results())
+    for peer in PEERS[:3]:
+        script.say(peer, Refusal(0, 2, 0, f"results: the result of chunk 0 by {first} {why}"))
+    assert script.last(AttemptFailed).reason.startswith("no quorum of votes; ")
+    assert script.rounds._out_reducers == {first}
+
+
+def test_a_plan_for_more_than_any_rule_takes_serves_those_who_are_left() -> None:
+    """With half of them liable to lie no rule takes 4; with one of them out for its norm, 3 are taken."""
+    spec = sim_spec(n_chunks=3, rule=RuleSpec(name="median", fraction=0.5))
+    script = training(4, spec=spec)
+    script.ready(*PEERS[:4])
+    script.commit_to_plan(*PEERS[:3])
+    script.commit_to_plan(PEERS[3], norms=(1e6,) * 3)
+    assert [entry.peer for entry in script.last(Deal).excluded] == [PEERS[3]]
+    script.reduce()
+    body = script.registry.decode(Body, script.last(Propose).proposal.body)
+    assert (body.outcome, body.rule, body.f) == (Outcome.COMMITTED, "median", 1)
 
 
 def test_when_nobody_can_combine_the_round_is_empty() -> None:

@@ -178,12 +178,22 @@ def test_numbers_that_are_none(name: str, text: str) -> None:
         Ledger.from_bytes(raw.encode())
 
 
-@pytest.mark.parametrize("text", ["1e999", "NaN", '"inf"'])
-def test_figures_are_finite(text: str) -> None:
+@pytest.mark.parametrize("text", ["1e999", "NaN", '"inf"', "-1.0", "-5e-324"])
+@pytest.mark.parametrize("field", ["norms", "centre_norm", "bandwidths"])
+def test_figures_are_finite_and_not_negative(text: str, field: str) -> None:
     content = json.loads(seated(1).to_bytes())
-    raw = json.dumps(content | {"norms": ["here"]}).replace('"here"', text)
+    absurd = {"norms": ["here"], "centre_norm": "here", "bandwidths": {"peer": "here"}}[field]
+    raw = json.dumps(content | {field: absurd}).replace('"here"', text)
     with pytest.raises(LedgerError, match="no figure"):
         Ledger.from_bytes(raw.encode())
+
+
+def test_no_more_norms_are_kept_than_are_compared_with() -> None:
+    ledger = replace(seated(1), norms=(1.0,) * NORMS_KEPT, centre_norm=0.1 + 0.2)
+    again = Ledger.from_bytes(ledger.to_bytes())
+    assert (again, again.hash()) == (replace(ledger, head=again.head, digest=again.digest), ledger.hash())
+    with pytest.raises(LedgerError, match="17 norms"):
+        Ledger.from_bytes(replace(ledger, norms=(*ledger.norms, 1.0)).to_bytes())
 
 
 def test_too_many_bytes_are_not_even_read() -> None:

@@ -331,6 +331,14 @@ def test_where_no_side_has_more_replicas_all_are_suspect() -> None:
     }
 
 
+def test_who_was_dealt_nothing_reports_nothing() -> None:
+    """Its word would be in the body, and the rate that it gives itself in the books."""
+    more = {**EVIDENCE.results, PEERS[8]: replace(EVIDENCE.results[PEERS[0]], results=(), kib_s=1e9)}
+    assert evidence_faults(replace(EVIDENCE, results=more), LEDGER, SPEC) == [
+        "results of peer08 are not for the chunks dealt to it"
+    ]
+
+
 def test_one_result_a_chunk_is_enough() -> None:
     """A dead replica is not in the way; a chunk that nobody has reduced is."""
     alone = replace(EVIDENCE, results={PEERS[1]: EVIDENCE.results[PEERS[1]]})
@@ -347,8 +355,8 @@ def test_how_long_a_result_may_be(rule: str) -> None:
     evidence = evidence_of(ledger, 3, spec)
     applied = evidence.applied(spec)
     assert applied is not None
-    limit = policy.result_norm_limit(evidence.included(), 0, applied, ledger.centre_norm)
-    assert limit == pytest.approx(1.02 * norm_growth(rule, 3, 1))
+    limit = policy.result_norm_limit(spec, evidence.included(), 0, applied, ledger.centre_norm)
+    assert limit == pytest.approx((1.02 + 1023**0.5 / 254) * norm_growth(rule, 3, 1))
     for factor, fine in ((0.999, True), (1.001, False)):
         results = {
             peer: replace(
@@ -413,7 +421,7 @@ def test_after_an_empty_round_there_is_no_centre() -> None:
     lengthened = replace(
         evidence,
         results={
-            peer: replace(item, results=tuple(replace(r, norm_sq=1.7) for r in item.results))
+            peer: replace(item, results=tuple(replace(r, norm_sq=2.0) for r in item.results))
             for peer, item in evidence.results.items()
         },
     )
@@ -424,7 +432,7 @@ def test_after_an_empty_round_there_is_no_centre() -> None:
     lengthened = replace(
         evidence,
         results={
-            peer: replace(item, results=tuple(replace(r, norm_sq=1.7) for r in item.results))
+            peer: replace(item, results=tuple(replace(r, norm_sq=2.0) for r in item.results))
             for peer, item in evidence.results.items()
         },
     )

@@ -235,6 +235,20 @@ def test_what_a_commit_says_of_this_node_is_counted() -> None:
     assert "did not count this node: no commitment in time" in script.effects(ev.Say, script.did)[-1].text
 
 
+def test_why_a_round_is_empty_is_said_once_to_who_trained_for_it() -> None:
+    """Where strangers are too few every round ends so, and whoever lends a machine is to know it."""
+    script = Script()
+    script.train()
+    ledger = LEDGER
+    for round_ in (2, 3, 4):
+        follow(script, committed(empty_body(ledger, PEERS[:3]), ledger))
+        assert script.session.ledger is not None
+        assert script.session.ledger.round == round_
+        ledger = script.session.ledger
+    said = [effect.text for effect in script.effects(ev.Say, script.did)]
+    assert said == ["round 2 is empty: seats"]
+
+
 def test_moments_are_started_again_after_a_long_absence() -> None:
     script = Script()
     script.train()

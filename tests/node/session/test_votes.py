@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from aggregation import exchange as ex
+from aggregation.codec import frame_bytes
 from coordinator.rounds import proposing
+from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.voter import Voter
 from node.session import events as ev
 from protos.messages import (
     MemberState,
+    PeerId,
     Prepare,
     Promise,
     Refusal,
@@ -17,9 +25,11 @@ from protos.messages import (
 )
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
+    NO_HASH,
     PEERS,
     SPEC,
     body_of,
+    evidence_of,
 )
 from tests.node.session.member_script import (
     BODY,
@@ -28,9 +38,12 @@ from tests.node.session.member_script import (
     ME,
     Script,
     committed,
+    events_of,
     follow,
     proposed,
 )
+
+ROW_BYTES = frame_bytes(SPEC.codec.name, SPEC.codec.chunk_values, SPEC.codec.block)
 
 # -- votes -----------------------------------------------------------------------------------------------------------
 
@@ -168,3 +181,80 @@ def test_who_lost_its_record_abstains_until_a_commit_is_applied() -> None:
     assert ledger is not None
     script.handle(ev.Prepared(Prepare(0, 3, 1, PEERS[20])))
     assert len(script.told(Promise)) == 1
+
+
+# -- results that are not what their reducers signed ---------------------------------------------------------------
+
+
+def exchanging(evidence: Evidence) -> Script:
+    """In the exchange of this evidence's plan, as a sender and a reducer."""
+    script = Script()
+    script.train()
+    script.commit(evidence)
+    script.handle(events_of(evidence)[1])
+    assert script.state() is MemberState.EXCHANGING
+    return script
+
+
+def combine(script: Script, evidence: Evidence, chunk: int) -> None:
+    """All rows of a chunk come, and this member combines them to what its own report in the evidence says."""
+    for sender in evidence.included():
+        script.session.admit_row(evidence.plan_hash, sender, chunk, ROW_BYTES)
+        for happened in (ex.RowArrived(sender, chunk), ex.RowChecked(sender, chunk, "")):
+            script.handle(ev.Exchanged(evidence.plan_hash, happened))
+    mine = evidence.results[ME].results[chunk]
+    script.handle(ev.Exchanged(evidence.plan_hash, ex.Combined(chunk, mine.hash, mine.norm_sq)))
+
+
+def said_otherwise(evidence: Evidence, chunk: int, peers: Sequence[PeerId], **changes: Any) -> Evidence:
+    """Without this member's report, and with these peers' of a chunk changed."""
+    results = {peer: evidence.results[peer] for peer in peers}
+    for peer, item in results.items():
+        listed = tuple(replace(each, **changes) if each.chunk == chunk else each for each in item.results)
+        results[peer] = replace(item, results=listed)
+    return replace(evidence, results=results)
+
+
+@pytest.mark.parametrize("changes", [{"hash": NO_HASH}, {"norm_sq": 0.25}])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_result_that_is_not_what_this_member_combined_has_no_vote(changes: dict[str, Any], late: bool) -> None:
+    """The leader may have proposed without this reducer's word: it was slow, or was left out on purpose."""
+    lie = said_otherwise(EVIDENCE, 1, PEERS[1:2], **changes)
+    event = proposed(body_of(LEDGER, lie), lie)
+    script = exchanging(EVIDENCE)
+    if not late:
+        combine(script, EVIDENCE, 1)
+    script.handle(event)
+    if late:
+        assert len(script.effects(ev.Verify)) == 1
+        combine(script, EVIDENCE, 1)
+        script.verify(event)
+    assert script.told(Vote, script.did) == []
+    (refusal,) = script.told(Refusal)
+    assert refusal.reason.endswith("the result of chunk 1 by peer01 is not what its rows give here")
+
+
+def test_what_came_of_another_set_is_not_compared() -> None:
+    script = exchanging(EVIDENCE)
+    combine(script, EVIDENCE, 1)
+    other = evidence_of(LEDGER, 3, attempt=1)
+    lie = said_otherwise(other, 1, PEERS[:3], hash=NO_HASH)
+    event = proposed(body_of(LEDGER, lie), lie, 1)
+    script.handle(event)
+    assert len(script.effects(ev.Verify)) == 1
+    script.verify(event)
+    assert len(script.told(Vote)) == 1
+
+
+def test_a_vote_vouches_for_the_norms_and_asks_first_whose_result_it_is() -> None:
+    alone = said_otherwise(EVIDENCE, 1, PEERS[2:3], norm_sq=0.25)
+    script = Script()
+    script.train()
+    (verify,) = script.effects(ev.Verify, script.handle(proposed(body_of(LEDGER, alone), alone)))
+    assert verify.norms == (0.5, 0.25, 0.5)
+    assert [line[0] for line in verify.reducers] == [PEERS[2]] * 3
+    assert [sorted(line) for line in verify.reducers] == [PEERS[:3]] * 3
+    script = Script()
+    script.train()
+    script.handle(committed(BODY, LEDGER))  # a quorum vouches for these
+    assert script.effects(ev.Verify)[0].norms == ()

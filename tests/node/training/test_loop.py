@@ -299,6 +299,22 @@ def test_what_is_left_over_goes_along_the_next_time(learnt: dict[str, Bench], tm
     assert bench.frames()[0] == bytes(codec_frame(name, delta_D, first, grid.bounds(0)))
 
 
+@pytest.mark.parametrize("rotten", [np.nan, np.inf, 3e38])
+def test_a_residual_that_rotted_costs_what_its_chunk_held_and_no_more(
+    learnt: dict[str, Bench], tmp_path: Path, rotten: float
+) -> None:
+    bench, n_values = learnt["int4"], learnt["int4"].run.grid.n_values
+    first, second = (residual(tmp_path, each, n_values) for each in ("first", "second"))
+    bench.encode(None, first)
+    plain = bench.frames()
+    bench.encode(first, second)
+    fed = bench.frames()
+    map_residual(first, n_values, writable=True)[1] = rotten
+    bench.encode(first, second)
+    assert bench.frames() == [plain[0], *fed[1:]]
+    assert np.isfinite(map_residual(second, n_values)).all()
+
+
 def codec_frame(name: str, delta_D: NDArray[np.float32], left: Path, bounds: tuple[int, int]) -> bytearray:
     start, stop = bounds
     out = bytearray(codec.frame_bytes(name, stop - start, 64))
