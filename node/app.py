@@ -21,6 +21,7 @@ from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
 from coordinator.rounds.voter import Voter
 from node import identity as identities
+from node import memory
 from node.admission import Admission, addresses_now, admit
 from node.blocks import HttpSource, PeerSource, PieceStore
 from node.centre import pin_head
@@ -346,6 +347,7 @@ class _Node:
         await control.start()
         self._stack.push_async_callback(control.stop)
         if self._outside.owns_process:
+            memory.settle()
             self._on_signals(driver)
         if options.observer:
             evaluator.state_changed()

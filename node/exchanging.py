@@ -1,4 +1,4 @@
-"""The work of one attempt's exchange: rows received into a mapped file, checked and combined, and one's own rows sent.
+"""The work of one attempt's exchange: rows received, checked and combined, and one's own rows sent.
 
 `aggregation.exchange` decides; this carries its effects out on bytes, in threads, and reports each outcome as an event.
 """
@@ -33,6 +33,7 @@ from node.errors import NodeError
 from node.ports import PeerFailed, Peers
 from node.reducing import Previous, Reducing, Row
 from node.results import ResultsArea
+from node.rows import ROWS_IN_MEMORY_BYTES, RowMemory
 from node.session.events import BeginExchange
 from node.session.part import included_of
 from node.stages import Stages
@@ -69,7 +70,7 @@ class Exchanging:
         admit: the exchange's own say on a row, before a byte of it is taken.
         codes: this member's encoded contribution, with its chunks' Merkle paths; None if it has none.
         results: where combined chunks are kept and served from.
-        work: the file for received rows; removed by `close`.
+        work: the file for received rows beyond `memory_bytes`; removed by `close`.
         where: a peer's addresses.
         happened: takes events of the exchange.
         tell: says something to the leader.
@@ -78,6 +79,7 @@ class Exchanging:
             None where there is no centre: at first, and after an empty round.
         previous_scale: the clip factor with which those were applied.
         stages: where bytes, seconds and copies are counted.
+        memory_bytes: of received rows, so much may wait in memory.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Exchanging:
         previous: Previous | None = None,
         previous_scale: float = 1.0,
         stages: Stages | None = None,
+        memory_bytes: int = ROWS_IN_MEMORY_BYTES,
     ) -> None:
         self.plan_hash = begin.plan_hash
         self._begin, self._me, self._spec, self._sealer = begin, me, spec, sealer
@@ -120,7 +123,8 @@ class Exchanging:
             previous_scale=previous_scale,
             stages=stages if stages is not None else Stages(),
         )
-        self._slots: dict[tuple[PeerId, int], int] = {}
+        self._memory = RowMemory(memory_bytes)
+        self._slots: dict[tuple[PeerId, int], int | None] = {}  # of rows let in: where in the file; None: in memory
         self._writing: dict[tuple[PeerId, int], Future[None]] = {}
         self._rows: dict[tuple[PeerId, int], Row] = {}
         self._held: set[tuple[PeerId, int]] = set()  # checked: a receipt may be had as often as it is lost
@@ -148,7 +152,8 @@ class Exchanging:
             return reason
         try:
             if key not in self._slots:
-                self._slots[key] = self._reducing.file.slot()
+                in_memory = self._memory.take(head.n_bytes)
+                self._slots[key] = None if in_memory else self._reducing.file.slot()
         except OSError as error:
             self._happened(RowBroken(sender, head.chunk))
             return self._no_room(error)
@@ -158,7 +163,7 @@ class Exchanging:
     async def put(self, sender: PeerId, chunk: int, offset: int, data: memoryview) -> None:
         """The next bytes of a row that was let in; dropped where it is here already.
 
-        The last ones are kept as they are until the check, which takes them in; all others are written and hashed here.
+        The last ones are left as they are until the check, which takes them in; all others are kept and hashed here.
         """
         key = (sender, chunk)
         row = self._rows.get(key)
@@ -318,7 +323,17 @@ class Exchanging:
         except (CodecError, RuleError, NodeError, OSError) as error:
             self._happened(CombineFailed(effect.chunk, str(error)))
             return
+        finally:
+            self._forget(effect)
         self._happened(combined)
+
+    def _forget(self, effect: CombineChunk) -> None:
+        """Rows are combined once: what of them lay in memory makes room for others."""
+        for sender in effect.senders:
+            key = (PeerId(sender), effect.chunk)
+            row = self._rows.pop(key, None)
+            if row is not None and self._slots.get(key, 0) is None:
+                self._memory.give_back(row.head.n_bytes)
 
     # -- small things -----------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""A reducer's work on bytes, in threads: rows are written, hashed and checked, and a chunk's rows become its result."""
+"""A reducer's work on bytes, in threads: rows are kept, hashed and checked, and a chunk's rows become its result."""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +20,22 @@ from node.stages import Stages
 from protos.messages import ChunkHead, Commitment, PeerId
 from protos.runspec import RunSpec
 
+MESSAGE_EXTRA_BYTES = 1024
+"""What a message may hold beside a row for the row to stay in it."""
+
 Previous = Callable[[int], memoryview | None]
 
 
 @dataclass(slots=True)
 class Row:
-    """A row on its way in: its place, who waits for its check, and what of it is not yet written and hashed."""
+    """A row on its way in: its place, who waits for its check, and what of it is not yet kept and hashed.
+
+    The place is an offset in the work file, or in memory: where an own row lies all along, the message that a row came
+    in, or a mapping that its parts are copied into; None until the first of them is here.
+    """
 
     head: ChunkHead
-    place: int | memoryview  # an offset in the work file, or where an own row lies all along
+    place: int | memoryview | mmap.mmap | None
     hashes: LeafHashes
     rest: tuple[int, memoryview] | None = None  # the last part and its offset, taken with the check
     fault: str = ""  # why it can't be kept
@@ -41,7 +49,7 @@ class Reducing:
         included: the commitments that rows are checked against.
         rule: what combines them.
         results: where results are kept.
-        work: the file for rows; made at the first one.
+        work: the file for rows that are not to lie in memory; made at the first one.
         previous, previous_scale: see `Exchanging`.
     """
 
@@ -63,23 +71,37 @@ class Reducing:
         self.file = RowFile(work, len(included) * self._grid.n_chunks, slot_bytes)
         self._leaf_ends: dict[int, tuple[int, ...]] = {}
 
-    def row(self, head: ChunkHead, place: int | memoryview) -> Row:
-        """A row of which nothing has come yet, or an own one, which is all there."""
+    def row(self, head: ChunkHead, place: int | memoryview | None) -> Row:
+        """A row of which nothing has come yet, for the work file or for memory, or an own one, which is all there."""
         n_values = self._grid.size(head.chunk)
         ends = self._leaf_ends.get(n_values)
         if ends is None:
             ends = leaf_ends(self._codec.name, self._codec.block, n_values, self._codec.leaf_values)
             self._leaf_ends[n_values] = ends
-        rest = None if isinstance(place, int) else (0, place)
+        rest = (0, place) if isinstance(place, memoryview) else None
         return Row(head, place, LeafHashes(ends, self._codec.leaf_values), rest)
 
     def take(self, row: Row, offset: int, data: memoryview) -> None:
-        """Write and hash some bytes of a row. Raises OSError, and ValueError once the attempt is over."""
-        if isinstance(row.place, int):
+        """Keep and hash some bytes of a row; a row that comes in one part to stay in memory stays where it is.
+
+        Raises OSError, and ValueError once the attempt is over.
+        """
+        if row.place is None and len(data) == row.head.n_bytes and _fills_its_message(data):
+            row.place = data
+            self.stages.add("receive", len(data))
+        elif not isinstance(row.place, memoryview):
             with self.stages.timed("receive", len(data), copied_bytes=len(data)):
-                self.file.write(row.place + offset, data)
+                self._copy(row, offset, data)
         with self.stages.timed("check", 0):
             row.hashes.update(data)
+
+    def _copy(self, row: Row, offset: int, data: memoryview) -> None:
+        if isinstance(row.place, int):
+            self.file.write(row.place + offset, data)
+            return
+        if not isinstance(row.place, mmap.mmap):
+            row.place = mmap.mmap(-1, row.head.n_bytes)
+        row.place[offset : offset + len(data)] = data
 
     def fault_of(self, sender: PeerId, row: Row) -> str:
         """What is wrong with a row, or an empty string. Its last part is in memory, which mostly is all of it.
@@ -132,7 +154,11 @@ class Reducing:
 
     def _frame(self, row: Row) -> memoryview:
         """Where a row's bytes lie once they are taken in."""
-        return self.file.view(row.place, row.head.n_bytes) if isinstance(row.place, int) else row.place
+        if isinstance(row.place, int):
+            return self.file.view(row.place, row.head.n_bytes)
+        if row.place is None:
+            raise ValueError("nothing of the row has come")
+        return memoryview(row.place)
 
     def _centre(self, chunk: int) -> memoryview | None:
         """What a centred rule starts from. Raises RuleError where there is a centre and its frame isn't here."""
@@ -142,3 +168,8 @@ class Reducing:
         if frame is None:
             raise RuleError(f"the last result of chunk {chunk} is not here, and {self.rule.rule} starts from it")
         return frame
+
+
+def _fills_its_message(data: memoryview) -> bool:
+    """Whether little else is kept in memory with these bytes: a message may be padded with fields that nobody knows."""
+    return isinstance(data.obj, bytes) and len(data.obj) <= len(data) + MESSAGE_EXTRA_BYTES

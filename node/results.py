@@ -101,7 +101,10 @@ class ResultsArea:
         """
         hash_ = self._hashes[chunk]
         start = self._offsets[chunk]
-        view = memoryview(self._map)[start : start + self._frame_bytes[chunk]]
+        try:
+            view = memoryview(self._map)[start : start + self._frame_bytes[chunk]]
+        except ValueError:  # the area was closed just now
+            raise KeyError(chunk) from None
         if chunk not in self._checked:
             try:
                 whole = chunk_root(view, self._leaf_values) == hash_
@@ -128,13 +131,18 @@ class ResultsArea:
         except KeyError:
             return None
 
-    def close(self) -> None:
-        """Give back the files; frames that are still looked at stay readable."""
+    def close(self) -> bool:
+        """Give back the files; frames that are still looked at stay readable. Whether there are none of those."""
         with self._writing:
             if not self._closed:
                 self._closed = True
                 os.close(self._file)
                 os.close(self._index)
+        try:
+            self._map.close()
+        except BufferError:
+            return False
+        return True
 
 
 class ResultsStore:
@@ -175,7 +183,9 @@ class ResultsStore:
         with self._lock:
             area = self._areas.pop(key, None)
             if area is None:
-                area = ResultsArea(self.folder / key.hex(), self._frame_bytes, self._leaf_values)
+                folder = self.folder / key.hex()
+                self._reuse(folder)
+                area = ResultsArea(folder, self._frame_bytes, self._leaf_values)
             self._areas[key] = area
             self._prune()
             return area
@@ -233,6 +243,19 @@ class ResultsStore:
             for area in self._areas.values():
                 area.close()
             self._areas.clear()
+
+    def _reuse(self, folder: Path) -> None:
+        """Where an area has to go for another one, that one gets its files: new ones would cost more to write."""
+        going = next((key for key in self._areas if key != self._pinned), None)
+        if going is None or len(self._areas) < self._kept:
+            return
+        area = self._areas.pop(going)
+        if not area.close() or folder.exists():
+            remove_folder(area.folder)
+            return
+        with writing(self.folder, "results", 0):
+            (area.folder / INDEX).unlink()  # before another process could take its frames for what they no longer are
+            area.folder.rename(folder)
 
     def _prune(self) -> None:
         for key in list(self._areas):

@@ -1,4 +1,4 @@
-"""Where received rows lie while an attempt lasts, and the hashes of their leaves as they come."""
+"""Where received rows lie until they are combined, and the hashes of their leaves as they come."""
 
 from __future__ import annotations
 
@@ -16,6 +16,27 @@ from aggregation import codec
 from aggregation.codec import HEADER_BYTES
 from aggregation.digest import chunk_root_of
 from node.files import write_all
+
+ROWS_IN_MEMORY_BYTES = 128 * 2**20
+"""Received rows that wait in memory to be combined; those beyond it wait in the file."""
+
+
+class RowMemory:
+    """How much of the rows may lie in memory; for one thread."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.n_bytes = 0
+
+    def take(self, n_bytes: int) -> bool:
+        """Hold room for so many bytes, if there is."""
+        if self.n_bytes + n_bytes > self._limit_bytes:
+            return False
+        self.n_bytes += n_bytes
+        return True
+
+    def give_back(self, n_bytes: int) -> None:
+        self.n_bytes -= n_bytes
 
 
 class RowFile:

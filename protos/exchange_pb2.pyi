@@ -154,7 +154,9 @@ Global___FetchHead: _TypeAlias = FetchHead  # noqa: Y015
 
 @_typing.final
 class ChunkFrame(_message.Message):
-    """Sender to reducer. The first frame is the deal, then each chunk as a head and its parts in order."""
+    """Sender to reducer. The first frame is the deal, then each chunk as a head and its parts in order. A frame holds one of
+    these; a head and the first part may share one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,16 +172,21 @@ class ChunkFrame(_message.Message):
         self,
         *,
         head: Global___ChunkHead | None = ...,
-        part: _builtins.bytes = ...,
-        deal: _builtins.bytes = ...,
+        part: _builtins.bytes | None = ...,
+        deal: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deal", b"deal", "head", b"head", "message", b"message", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deal", b"_deal", "_part", b"_part", "deal", b"deal", "head", b"head", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deal", b"deal", "head", b"head", "message", b"message", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deal", b"_deal", "_part", b"_part", "deal", b"deal", "head", b"head", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["head", "part", "deal"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+    _WhichOneofReturnType__deal: _TypeAlias = _typing.Literal["deal"]  # noqa: Y015
+    _WhichOneofArgType__deal: _TypeAlias = _typing.Literal["_deal", b"_deal"]  # noqa: Y015
+    _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
+    _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deal) -> _WhichOneofReturnType__deal | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___ChunkFrame: _TypeAlias = ChunkFrame  # noqa: Y015
 
@@ -211,7 +218,7 @@ Global___ReceiptFrame: _TypeAlias = ReceiptFrame  # noqa: Y015
 
 @_typing.final
 class FetchFrame(_message.Message):
-    """Holder to asker: each thing as a head and its parts in order."""
+    """Holder to asker: each thing as a head and its parts in order. A head and the first part may share a frame."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -224,14 +231,14 @@ class FetchFrame(_message.Message):
         self,
         *,
         head: Global___FetchHead | None = ...,
-        part: _builtins.bytes = ...,
+        part: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "message", b"message", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "head", b"head", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "message", b"message", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "head", b"head", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["head", "part"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+    _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
+    _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___FetchFrame: _TypeAlias = FetchFrame  # noqa: Y015

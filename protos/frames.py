@@ -1,6 +1,6 @@
 """Frames: what travels on a stream is one of several messages, read by slicing.
 
-A frame's one field carries a message's own bytes, so what is in it obeys its own limits before anything is parsed, and
+A frame's field carries a message's own bytes, so what is in it obeys its own limits before anything is parsed, and
 what is signed passes as the exact bytes of its envelope.
 """
 
@@ -38,6 +38,15 @@ from protos.messages import (
 )
 from protos.survey import DELIMITED, walk
 
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A head and the first part of what it announces, which share a frame: each message on a stream has its price."""
+
+    head: ChunkHead | FetchHead
+    part: Part
+
+
 _MUST_BE_SIGNED = typing.get_args(SignedMessage)
 
 
@@ -55,7 +64,10 @@ class _Kind:
 
 
 class Frames:
-    """The frames of one direction of a stream. `encode` and `decode` raise Unfit."""
+    """The frames of one direction of a stream. `encode` and `decode` raise Unfit.
+
+    Where there are heads and parts, a head and the first part may share a frame: `Begun`.
+    """
 
     def __init__(self, proto: type[Message], kinds: dict[str, type]) -> None:
         self.name = proto.DESCRIPTOR.name
@@ -71,6 +83,11 @@ class Frames:
         return tuple(self._by_class)
 
     def encode(self, message: object) -> bytes:
+        if isinstance(message, Begun):
+            return b"".join((*self._pieces(message.head), *self._pieces(message.part)))
+        return b"".join(self._pieces(message))
+
+    def _pieces(self, message: object) -> tuple[bytes | memoryview, ...]:
         cls = type(message)
         kind = self._by_class.get(cls)
         if kind is None:
@@ -80,13 +97,13 @@ class Frames:
             payload = _payload(kind, message)
         except Unfit as unfit:
             raise unfit.within(f".{kind.name}") from None
-        return b"".join((kind.tag, _varint(len(payload)), payload))
+        return kind.tag, _varint(len(payload)), payload
 
     def decode(self, raw: bytes) -> object:
         """The message in a frame. The data of a Part is no copy but a view of the frame, and keeps it in memory."""
         if len(raw) > limits.FRAME_BYTES:
             raise Unfit(f"{len(raw)} bytes exceed the limit of {limits.FRAME_BYTES}")
-        found: tuple[_Kind, int, int] | None = None
+        found: list[tuple[_Kind, int, int]] = []
         unknown: list[int] = []
         for number, wire_type, start, end in walk(raw, 0, len(raw)):
             kind = self._by_number.get(number)
@@ -97,16 +114,18 @@ class Frames:
                 continue
             if wire_type != DELIMITED:
                 raise Unfit(f"wire type {wire_type}").within(f".{kind.name}")
-            if found is not None:
-                raise Unfit(f"holds {found[0].name} and {kind.name}, where one message is a frame")
-            found = kind, start, end
-        if found is None:
+            if found and not (len(found) == 1 and found[0][0].name == "head" and kind.cls is Part):
+                raise Unfit(f"holds {found[-1][0].name} and {kind.name}, where one message is a frame")
+            found.append((kind, start, end))
+        if not found:
             raise Unfit(f"holds an unknown message ({unknown[0]})" if unknown else "is empty")
-        kind, start, end = found
-        try:
-            return _message(kind, raw, start, end)
-        except Unfit as unfit:
-            raise unfit.within(f".{kind.name}") from None
+        messages: list[Any] = []
+        for kind, start, end in found:
+            try:
+                messages.append(_message(kind, raw, start, end))
+            except Unfit as unfit:
+                raise unfit.within(f".{kind.name}") from None
+        return messages[0] if len(messages) == 1 else Begun(*messages)
 
 
 def _kind(descriptor: Any, cls: type) -> _Kind:

@@ -10,10 +10,11 @@ from protos import limits
 from protos.bounds import Unfit, as_reason
 from protos.calls import Declined
 from protos.convert import converter
-from protos.frames import CHUNK, FETCH, LEADER, MEMBER, RECEIPT, Frames
+from protos.frames import CHUNK, FETCH, LEADER, MEMBER, RECEIPT, Begun, Frames
 from protos.messages import ChunkHead, Commit, FetchHead, LeaderMessage, MemberMessage, Part, Signed
 
 __all__ = [
+    "Begun",
     "Signed",
     "WireError",
     "as_reason",
@@ -94,14 +95,14 @@ def decode_leader_frame(raw: bytes) -> LeaderMessage | Signed:
     return cast(LeaderMessage | Signed, _decode_frame(LEADER, raw))
 
 
-def encode_chunk_frame(message: ChunkHead | Part | Signed) -> bytes:
-    """A frame from sender to reducer; Signed is the deal. Raises WireError."""
+def encode_chunk_frame(message: ChunkHead | Part | Begun | Signed) -> bytes:
+    """A frame from sender to reducer; Signed is the deal. Copies a part's data once. Raises WireError."""
     return _encode_frame(CHUNK, message)
 
 
-def decode_chunk_frame(raw: bytes) -> ChunkHead | Part | Signed:
+def decode_chunk_frame(raw: bytes) -> ChunkHead | Part | Begun | Signed:
     """Raises WireError. A part's data is a view of the frame."""
-    return cast(ChunkHead | Part | Signed, _decode_frame(CHUNK, raw))
+    return cast(ChunkHead | Part | Begun | Signed, _decode_frame(CHUNK, raw))
 
 
 def encode_receipt_frame(message: Signed | Declined) -> bytes:
@@ -114,19 +115,23 @@ def decode_receipt_frame(raw: bytes) -> Signed | Declined:
     return cast(Signed | Declined, _decode_frame(RECEIPT, raw))
 
 
-def encode_fetch_frame(message: FetchHead | Part) -> bytes:
-    """A frame from holder to asker. Raises WireError."""
+def encode_fetch_frame(message: FetchHead | Part | Begun) -> bytes:
+    """A frame from holder to asker. Copies a part's data once. Raises WireError."""
     return _encode_frame(FETCH, message)
 
 
-def decode_fetch_frame(raw: bytes) -> FetchHead | Part:
+def decode_fetch_frame(raw: bytes) -> FetchHead | Part | Begun:
     """Raises WireError. A part's data is a view of the frame."""
-    return cast(FetchHead | Part, _decode_frame(FETCH, raw))
+    return cast(FetchHead | Part | Begun, _decode_frame(FETCH, raw))
 
 
-def encode_part(data: memoryview) -> bytes:
-    """The frame of a part, the same on a stream of chunks and of things; copies the data once. Raises WireError."""
-    return _encode_frame(FETCH, Part(cast(bytes, data)))
+def encode_part(data: memoryview, head: ChunkHead | FetchHead | None = None) -> bytes:
+    """The frame of a part, behind a head if there is one; copies the data once. Raises WireError.
+
+    The same on a stream of chunks and of things.
+    """
+    part = Part(cast(bytes, data))
+    return _encode_frame(CHUNK if isinstance(head, ChunkHead) else FETCH, part if head is None else Begun(head, part))
 
 
 def _encode_frame(frames: Frames, message: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -21,6 +22,7 @@ from node.stages import Stages
 from protos import limits, services, wire
 from protos.calls import Declined, OfferRequest, PingReply, PingRequest
 from protos.messages import (
+    ChunkHead,
     Commit,
     CommitsAfter,
     Fetch,
@@ -114,19 +116,23 @@ class GrpcPeers:
         await stream.wait_accepted()
         for chunk in chunks:
             head, row = source(chunk)
-            await stream.write(wire.encode_chunk_frame(head))
+            if not row:
+                await stream.write(wire.encode_chunk_frame(head))
             for start in range(0, len(row), most_bytes):
-                await self._write_part(stream, progress, pace, row[start : start + most_bytes])
+                part = row[start : start + most_bytes]
+                await self._write_part(stream, progress, pace, part, None if start else head)
         await stream.done_writing()
 
-    async def _write_part(self, stream: Stream, progress: Progress, pace: StreamPace, data: memoryview) -> None:
+    async def _write_part(
+        self, stream: Stream, progress: Progress, pace: StreamPace, data: memoryview, head: ChunkHead | None
+    ) -> None:
         with progress.ours():
             taken = await self.sending.take(len(data))
         try:
             with progress.ours():
                 await pace.wait(len(data))
             with self._stages.timed("send", len(data), copied_bytes=len(data)):
-                await stream.write(wire.encode_part(data))
+                await stream.write(wire.encode_part(data, head))
         finally:
             self.sending.give_back(taken)
 
@@ -167,28 +173,37 @@ class GrpcPeers:
         self, stream: Stream, progress: Progress, hash_: bytes, max_bytes: int
     ) -> tuple[bytes, int] | None:
         """One thing of a fetch, whole, and its bytes in flight; None if the peer doesn't have it."""
-        head = await stream.read_as(wire.decode_fetch_frame)
-        if not isinstance(head, FetchHead) or head.hash != hash_:
-            raise PeerFailed(stream.peer, "it broke off a fetch, or sent what was not asked for")
+        began = time.perf_counter()
+        head, first = await self._read_head(stream, hash_)
         n_bytes = head.n_bytes
         if n_bytes < 0:
             return None
         if n_bytes > max_bytes:
             raise PeerFailed(stream.peer, f"it announced {n_bytes} bytes where at most {max_bytes} are possible")
-        with progress.ours():
+        with progress.ours():  # a first part is here without room of its own: one for each stream that we opened
             taken = await self.fetching.take(n_bytes)
         try:
-            with self._stages.timed("fetch", n_bytes, copied_bytes=n_bytes):
-                return await self._read_parts(stream, progress, n_bytes), taken
+            thing = await self._read_parts(stream, progress, n_bytes, first)
+            self._stages.add("fetch", n_bytes, time.perf_counter() - began, copied_bytes=n_bytes)
+            return thing, taken
         except BaseException:
             self.fetching.give_back(taken)
             raise
 
-    async def _read_parts(self, stream: Stream, progress: Progress, n_bytes: int) -> bytes:
+    async def _read_head(self, stream: Stream, hash_: bytes) -> tuple[FetchHead, Part | None]:
+        """What is announced, and the first part where it came with that."""
+        frame = await stream.read_as(wire.decode_fetch_frame)
+        head, first = (frame.head, frame.part) if isinstance(frame, wire.Begun) else (frame, None)
+        if not isinstance(head, FetchHead) or head.hash != hash_:
+            raise PeerFailed(stream.peer, "it broke off a fetch, or sent what was not asked for")
+        return head, first
+
+    async def _read_parts(self, stream: Stream, progress: Progress, n_bytes: int, first: Part | None) -> bytes:
         parts: list[bytes] = []
         left, pace = n_bytes, self._down.stream()
         while left:
-            part = await stream.read_as(wire.decode_fetch_frame)
+            part = await stream.read_as(wire.decode_fetch_frame) if first is None else first
+            first = None
             if not isinstance(part, Part) or not part.data or len(part.data) > left:
                 raise PeerFailed(stream.peer, f"a thing of {n_bytes} bytes came in other parts than announced")
             if pace.limited:

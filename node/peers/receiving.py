@@ -31,6 +31,7 @@ class Row:
 
     head: ChunkHead
     taken_bytes: list[int] = field(default_factory=list)
+    first: Part | None = None  # where it came with the head
 
 
 class RowStream:
@@ -65,12 +66,23 @@ class RowStream:
             return "the first frame is not the deal"
         return self._holder.admit_deal(self._caller, frame.envelope)
 
-    async def head(self) -> ChunkHead | None:
-        """The next row's head; None when the sender has no more."""
-        frame = await self._frame()
-        if frame is None or isinstance(frame, ChunkHead):
-            return frame
-        raise wire.WireError(f"{type(frame).__name__} where a chunk's head is needed")
+    async def head(self) -> Row | None:
+        """The next row, of which the first part may be here already; None when the sender has no more."""
+        with self._progress.ours():
+            taken = await self._receiving.take(limits.PART_BYTES)
+        kept = 0
+        try:
+            frame = await self._frame()
+            if frame is None:
+                return None
+            if isinstance(frame, ChunkHead):
+                return Row(frame)
+            if not isinstance(frame, wire.Begun) or not isinstance(frame.head, ChunkHead):
+                raise wire.WireError(f"{type(frame).__name__} where a chunk's head is needed")
+            kept = min(taken, len(frame.part.data))
+            return Row(frame.head, [kept], frame.part)
+        finally:
+            self._receiving.give_back(taken - kept)
 
     async def row(self, row: Row) -> str:
         """Take a row's parts; the reason why it is refused, or an empty string once it is whole."""
@@ -81,8 +93,8 @@ class RowStream:
         offset = 0
         try:
             while offset < head.n_bytes:
-                await self._make_room(row, min(limits.PART_BYTES, head.n_bytes - offset))
-                part = await self._frame()
+                part = row.first or await self._part(row, min(limits.PART_BYTES, head.n_bytes - offset))
+                row.first = None
                 if not isinstance(part, Part) or not part.data:
                     return f"chunk {head.chunk} is too short: {offset} of {head.n_bytes} bytes"
                 if offset + len(part.data) > head.n_bytes:
@@ -140,12 +152,13 @@ class RowStream:
                 with suppress(grpc.aio.BaseError):  # it went away just now
                     await self._context.write(frame)
 
-    async def _make_room(self, row: Row, n_bytes: int) -> None:
-        """Read nothing before there is room for it: how the sender is held back."""
+    async def _part(self, row: Row, n_bytes: int) -> ChunkHead | Part | wire.Begun | Signed | None:
+        """The next frame. Nothing is read before there is room for it, which is how the sender is held back."""
         with self._progress.ours():
             row.taken_bytes.append(await self._receiving.take(n_bytes))
+        return await self._frame()
 
-    async def _frame(self) -> ChunkHead | Part | Signed | None:
+    async def _frame(self) -> ChunkHead | Part | wire.Begun | Signed | None:
         raw = await self._context.read()
         if raw is END:
             return None

@@ -16,7 +16,7 @@ import grpc
 from node.errors import MachineError, PortTaken
 from node.peers.flight import IN_FLIGHT_BYTES, RECEIVING_BYTES, InFlight
 from node.peers.pacing import UNLIMITED, Direction, StreamPace
-from node.peers.receiving import Row, RowStream
+from node.peers.receiving import RowStream
 from node.peers.transport import ACCEPTED, END, NO_PROGRESS_S, Credentials, Meter, Progress, peer_of, server_options
 from node.ports import Holder, Traffic
 from node.stages import Stages
@@ -196,8 +196,7 @@ class NodeServer:
         for hash_ in fetch.hashes:
             place = self._holder.locate(caller, fetch.kind, hash_)
             if isinstance(place, memoryview):
-                await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, len(place)))))
-                await self._serve(context, progress, meter, pace, len(place), place)
+                await self._serve(context, progress, meter, pace, FetchHead(hash_, len(place)), place)
                 continue
             file = None if place is None else await asyncio.to_thread(_open, place[0])
             if place is None or file is None:
@@ -205,8 +204,7 @@ class NodeServer:
                 continue
             try:
                 _, offset, n_bytes = place
-                await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, n_bytes))))
-                await self._serve(context, progress, meter, pace, n_bytes, (file, offset))
+                await self._serve(context, progress, meter, pace, FetchHead(hash_, n_bytes), (file, offset))
             finally:
                 os.close(file)
 
@@ -216,11 +214,13 @@ class NodeServer:
         progress: Progress,
         meter: Meter,
         pace: StreamPace,
-        n_bytes: int,
+        head: FetchHead,
         source: memoryview | tuple[int, int],
     ) -> None:
-        """Write a thing in parts, from memory or from a place in an open file."""
-        most_bytes = min(limits.PART_BYTES, self._up.part_bytes)
+        """Write a thing, its head with the first part, from memory or from a place in an open file."""
+        most_bytes, n_bytes = min(limits.PART_BYTES, self._up.part_bytes), head.n_bytes
+        if not n_bytes:
+            await context.write(meter.sent(wire.encode_fetch_frame(head)))
         for start in range(0, n_bytes, most_bytes):
             size = min(most_bytes, n_bytes - start)
             with progress.ours():
@@ -238,7 +238,7 @@ class NodeServer:
                         data = memoryview(await asyncio.to_thread(os.pread, file, size, offset + start))
                         if len(data) != size:
                             await context.abort(grpc.StatusCode.ABORTED, "the thing is gone")
-                    await context.write(meter.sent(wire.encode_part(data)))
+                    await context.write(meter.sent(wire.encode_part(data, None if start else head)))
             finally:
                 self.serving.give_back(taken)
             progress.moved()
@@ -250,10 +250,9 @@ class NodeServer:
         await context.send_initial_metadata((ACCEPTED,))
         checks: set[asyncio.Task[None]] = set()
         while not refusal:
-            head = await stream.head()
-            if head is None:
+            row = await stream.head()
+            if row is None:
                 break
-            row = Row(head)
             try:
                 refusal = await stream.row(row)
             except BaseException:

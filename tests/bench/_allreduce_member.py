@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
-import gc
 import os
 import resource
 import time
@@ -25,6 +24,7 @@ from aggregation import codec
 from aggregation.digest import chunk_root, contribution_root, merkle_paths
 from aggregation.exchange import Exchange, ExchangeEvent
 from coordinator.rounds import policy
+from node import memory
 from node.exchanging import Exchanging
 from node.fetching import Fetcher
 from node.holding import NodeHolder
@@ -152,8 +152,7 @@ class _Member:
         port = await server.start("127.0.0.1:0")
         self._pipe.send(Listening(self._me, f"127.0.0.1:{port}"))
         met = await self._hear(Meet)
-        gc.collect()
-        gc.freeze()  # what is imported stays: no need to walk through all of it again and again
+        memory.settle()
         for peer, address in met.addresses.items():
             self._whereabouts.know(peer, (address,))
         while isinstance(word := await self._next(), Begin):

@@ -17,6 +17,7 @@ from aggregation.exchange import CheckRow, ExchangeEvent, RefuseRow, RowBroken, 
 from coordinator.rounds import policy
 from node import rows
 from node.exchanging import Exchanging
+from node.reducing import MESSAGE_EXTRA_BYTES
 from node.results import ResultsStore
 from node.session.events import BeginExchange
 from node.training.shared import frame_sizes
@@ -30,7 +31,9 @@ PLAN_HASH = b"p" * 32
 SENDER = PeerId("a sender")
 
 
-def exchange(folder: Path, happened: Callable[[ExchangeEvent], None]) -> tuple[Exchanging, ChunkHead]:
+def exchange(
+    folder: Path, happened: Callable[[ExchangeEvent], None], *, memory_bytes: int = 0
+) -> tuple[Exchanging, ChunkHead]:
     """An attempt with one sender besides this member, and the head of its only row."""
     spec, me = make_run(folder), Identity.generate()
     zero = b"\0" * 32
@@ -56,7 +59,7 @@ def exchange(folder: Path, happened: Callable[[ExchangeEvent], None]) -> tuple[E
         begin, me.peer, spec, KeySealer(me, me.peer), admit=lambda *_: "", codes=None, code_paths=(),
         results=ResultsStore(folder / "results", sizes, spec.codec.leaf_values).area(PLAN_HASH),
         work=folder / "rows", pool=ThreadPoolExecutor(1), peers=FakePeers(FakeNetwork(), me.peer), where=where,
-        happened=happened, tell=tell, failed=failed, seconds=lambda: 0.0,
+        happened=happened, tell=tell, failed=failed, seconds=lambda: 0.0, memory_bytes=memory_bytes,
     )  # fmt: skip
     return made, ChunkHead(PLAN_HASH, 0, sizes[0], ())
 
@@ -94,6 +97,44 @@ def test_a_row_that_the_disk_has_no_room_for_is_refused(
                 assert "no room" in await waiting
         assert made.admit_row(SENDER, head) == ""  # there is room again
         await made.put(SENDER, 0, 0, row)
+        await made.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", ["alone", "padded", "first"])
+def test_a_row_in_memory_keeps_little_more_than_itself(tmp_path: Path, part: str) -> None:
+    async def main() -> None:
+        made, head = exchange(tmp_path, lambda _: None, memory_bytes=2**20)
+        size = head.n_bytes
+        message = b"head" + bytes(range(200)) * (size // 200 + 1) + (bytes(MESSAGE_EXTRA_BYTES) * (part == "padded"))
+        data = memoryview(message)[4 : 4 + size]
+        assert made.admit_row(SENDER, head) == ""
+        row = made._rows[(SENDER, 0)]
+        cut = 10 if part == "first" else size
+        made._reducing.take(row, 0, data[:cut])
+        if cut < size:
+            made._reducing.take(row, cut, data[cut:])
+        assert isinstance(row.place, memoryview) == (part == "alone")
+        assert bytes(row.place or b"") == bytes(data)
+        assert not (tmp_path / "rows").exists()
+        await made.close()
+
+    asyncio.run(main())
+
+
+def test_rows_beyond_what_memory_may_hold_wait_in_the_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        made, head = exchange(tmp_path, lambda _: None, memory_bytes=150)
+        *fit, first, more = [PeerId(f"sender {i}") for i in range(150 // head.n_bytes + 1)]
+        for sender in (first, *fit):
+            assert made.admit_row(sender, head) == ""
+        made.row_broken(first, 0)
+        assert made.admit_row(first, head) == ""  # has its room from the first time
+        assert not (tmp_path / "rows").exists()
+        assert made.admit_row(more, head) == ""
+        assert (tmp_path / "rows").exists()
+        assert made._memory.n_bytes == (len(fit) + 1) * head.n_bytes
         await made.close()
 
     asyncio.run(main())

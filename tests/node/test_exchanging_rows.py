@@ -23,6 +23,7 @@ from node.exchanging import Exchanging
 from node.holding import NodeHolder
 from node.ports import PeerFailed, RowSource
 from node.results import ResultsStore
+from node.rows import ROWS_IN_MEMORY_BYTES
 from node.session.events import BeginExchange
 from node.training.shared import CodesArea, frame_sizes
 from protos import hashes, wire
@@ -95,6 +96,7 @@ class Member:
             admit=self.exchange.admit, codes=self.contribution.area, code_paths=self.contribution.paths,
             results=self.results.area(PLAN_HASH), work=self.work, pool=pool, peers=self.peers, where=_where,
             happened=self._events.put_nowait, tell=self._tell, failed=self._failed, seconds=lambda: 0.0,
+            memory_bytes=world.memory_bytes,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -141,6 +143,7 @@ class World:
         self, folder: Path, change: Callable[[Commitment], Commitment] = lambda commitment: commitment
     ) -> None:
         self.folder = folder
+        self.memory_bytes = ROWS_IN_MEMORY_BYTES
         self.network = FakeNetwork()
         self.contributions = {who.peer: contribution(folder / who.peer[-4:], seed) for seed, who in enumerate((A, B))}
         self.commitments = {who.peer: change(self._commitment(who.peer)) for who in (A, B)}
@@ -211,14 +214,16 @@ async def send(by: Member, to: Member, world: World, source: RowSource, chunk: i
     return receipts
 
 
+@pytest.mark.parametrize("memory_bytes", [0, ROWS_IN_MEMORY_BYTES], ids=["file", "memory"])
 @pytest.mark.parametrize("part_bytes", [1000, 4096, 2**20], ids=["leaf cut", "two parts", "one part"])
 def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, memory_bytes: int
 ) -> None:
     monkeypatch.setattr(fake_peers, "PART_BYTES", part_bytes)
 
     async def scenario() -> None:
         world = World(tmp_path)
+        world.memory_bytes = memory_bytes
         async with world.living(A, B) as members:
             for member in members:
                 results = await member.told.get()
@@ -233,14 +238,18 @@ def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(
                 assert member.exchange.unreceipted() == {}
                 assert member.faults == []
                 assert member.peers.traffic.exchange_sent > 0
-            assert all(member.work.exists() for member in members)
+            assert all(member.work.exists() == (not memory_bytes) for member in members)
             for member in members:
                 assert member.exchanging is not None
                 other = B.peer if member.me == A.peer else A.peer
                 assert {peer for peer, _ in member.exchanging._slots} == {other}  # own rows stay where they lie
                 sums = member.exchanging._reducing.stages.sums()
                 n_bytes = sum(SIZES[chunk] for chunk in world.dealt_to(member.me))
-                assert sums["receive"].n_bytes == sums["receive"].copied_bytes == n_bytes
+                assert sums["receive"].n_bytes == n_bytes
+                stays = memory_bytes and part_bytes >= max(SIZES)  # in the message that it came in
+                assert sums["receive"].copied_bytes == (0 if stays else n_bytes)
+                assert member.exchanging._rows == {}  # once combined they need no room
+                assert member.exchanging._memory.n_bytes == 0
                 assert sums["check"].n_bytes == sums["combine"].n_bytes == 2 * n_bytes
         assert not any(member.work.exists() for member in members)
 

@@ -9,6 +9,7 @@ import pytest
 
 from aggregation import codec
 from aggregation.digest import chunk_root
+from node.results import FRAMES as FRAMES_BIN
 from node.results import KEPT, ResultsStore
 
 SIZES = [2048, 2048, 100]
@@ -151,6 +152,37 @@ def test_a_pin_follows_its_area_to_another_name(tmp_path: Path) -> None:
         fresh = store.area(bytes([i]) * 32)
         assert store.area(bytes([i]) * 32) is fresh
     assert store.area(KEY) is area
+    store.close()
+
+
+def test_the_files_of_an_area_that_goes_are_anothers(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path, [len(frame) for frame in FRAMES], LEAF, kept=1)
+    old = store.area(KEY)
+    old.put(0, FRAMES[0], HASHES[0])
+    file = (tmp_path / KEY.hex() / FRAMES_BIN).stat().st_ino
+    area = store.area(b"n" * 32)
+    assert (tmp_path / (b"n" * 32).hex() / FRAMES_BIN).stat().st_ino == file
+    assert [path.name for path in tmp_path.iterdir()] == [(b"n" * 32).hex()]
+    assert (len(area), area.missing(HASHES), store.find(HASHES[0])) == (0, [0, 1, 2], None)
+    with pytest.raises(ValueError, match="closed"):
+        old.put(1, FRAMES[1], HASHES[1])
+    with pytest.raises(KeyError):
+        old.frame(0)
+    area.put(1, FRAMES[1], HASHES[1])
+    store.close()
+    again = ResultsStore(tmp_path, [len(frame) for frame in FRAMES], LEAF, kept=1)
+    assert bytes(again.area(b"n" * 32).frame(1)) == FRAMES[1]
+    assert again.find(HASHES[0]) is None
+    again.close()
+
+
+def test_files_that_somebody_looks_at_are_no_others(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path, [len(frame) for frame in FRAMES], LEAF, kept=1)
+    store.area(KEY).put(0, FRAMES[0], HASHES[0])
+    held = store.area(KEY).frame(0)
+    store.area(b"n" * 32).put(0, FRAMES[1], HASHES[1])
+    assert bytes(held) == FRAMES[0]
+    assert [path.name for path in tmp_path.iterdir()] == [(b"n" * 32).hex()]
     store.close()
 
 

@@ -15,6 +15,7 @@ from protos import exchange_pb2, frames, limits, round_pb2, state_pb2, wire
 from protos.calls import Declined
 from protos.messages import (
     ChunkHead,
+    FetchHead,
     Goodbye,
     Leave,
     Part,
@@ -23,7 +24,7 @@ from protos.messages import (
     Signed,
     Vote,
 )
-from protos.wire import WireError
+from protos.wire import Begun, WireError
 from tests.protos.strategies import PEERS, any_message
 
 Codec = tuple[frames.Frames, type[Message], Callable[[Any], bytes], Callable[[bytes], Any]]
@@ -58,6 +59,37 @@ def test_a_frame_comes_back_and_is_protobufs_own(stream: Codec, data: st.DataObj
     parsed = proto.FromString(raw)
     assert len(parsed.ListFields()) == 1
     assert parsed.SerializeToString(deterministic=True) == raw
+
+
+@pytest.mark.parametrize(("name", "head"), [("chunk", ChunkHead), ("fetch", FetchHead)])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_head_and_the_first_part_share_a_frame(name: str, head: type, data: st.DataObject) -> None:
+    _, proto, encode, decode = STREAMS[name]
+    begun = Begun(data.draw(any_message(head)), data.draw(BARE[Part]))
+    raw = encode(begun)
+    assert decode(raw) == begun
+    assert raw == encode(begun.head) + encode(begun.part) == wire.encode_part(memoryview(begun.part.data), begun.head)
+    parsed: Any = proto.FromString(raw)
+    assert parsed.part == begun.part.data
+    assert parsed.SerializeToString(deterministic=True) == raw
+
+
+def test_nothing_else_shares_a_frame() -> None:
+    head, part = wire.encode_chunk_frame(ChunkHead(bytes(32), 1, 3, ())), wire.encode_chunk_frame(Part(b"abc"))
+    deal = wire.encode_chunk_frame(Signed(b"deal"))
+    for raw, names in (
+        (part + head, "part and head"),
+        (head + head, "head and head"),
+        (part + part, "part and part"),
+        (head + part + part, "part and part"),
+        (head + deal, "head and deal"),
+        (deal + part, "deal and part"),
+    ):
+        with pytest.raises(WireError, match=f"ChunkFrame: holds {names}, where one message is a frame"):
+            wire.decode_chunk_frame(raw)
+    with pytest.raises(WireError, match=r"^ChunkFrame\.part: 1064961 bytes exceed"):
+        wire.encode_part(memoryview(bytes(limits.PART_BYTES + 1)), ChunkHead(bytes(32), 1, 0, ()))
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=list(STREAMS))

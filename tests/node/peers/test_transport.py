@@ -1,0 +1,123 @@
+"""The limit on standing still: what moves and what is ours puts it off, and only itself becomes a TimeoutError."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from node.peers.transport import Progress
+
+LIMIT_S = 30.0
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time can be put forward."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+    async def skip(self, seconds: float) -> None:
+        """Put the time forward, and let what is due then happen."""
+        self.skipped_s += seconds
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def play(scenario: Callable[[SkippingLoop], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SkippingLoop)
+        runner.run(scenario(loop))
+
+
+async def stand_still(progress: Progress) -> asyncio.Task[None]:
+    """A task that stands still for as long as it may, from now on."""
+
+    async def stand() -> None:
+        async with progress:
+            await asyncio.Event().wait()
+
+    standing = asyncio.create_task(stand())
+    await asyncio.sleep(0)
+    return standing
+
+
+def test_what_stands_still_is_over() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        progress = Progress(LIMIT_S)
+        standing = await stand_still(progress)
+        await loop.skip(0.9 * LIMIT_S)
+        assert not standing.done()
+        await loop.skip(0.2 * LIMIT_S)
+        assert progress.expired
+        with pytest.raises(TimeoutError):
+            await standing
+        assert standing.cancelling() == 0
+
+    play(scenario)
+
+
+def test_whatever_moves_starts_it_anew() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        progress = Progress(LIMIT_S)
+        standing = await stand_still(progress)
+        for _ in range(5):
+            await loop.skip(0.9 * LIMIT_S)
+            progress.moved()
+        await loop.skip(0.9 * LIMIT_S)
+        assert not standing.done()
+        await loop.skip(0.2 * LIMIT_S)
+        with pytest.raises(TimeoutError):
+            await standing
+
+    play(scenario)
+
+
+def test_what_we_do_does_not_count() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        progress = Progress(LIMIT_S)
+        standing = await stand_still(progress)
+        await loop.skip(0.5 * LIMIT_S)
+        with progress.ours():
+            with progress.ours():
+                await loop.skip(3 * LIMIT_S)
+            await loop.skip(3 * LIMIT_S)
+        await loop.skip(0.9 * LIMIT_S)  # the whole limit is left after it
+        assert not standing.done()
+        await loop.skip(0.2 * LIMIT_S)
+        with pytest.raises(TimeoutError):
+            await standing
+
+    play(scenario)
+
+
+def test_whoever_cancels_it_is_not_told_of_a_limit() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        for too_late in (False, True):
+            progress = Progress(LIMIT_S)
+            standing = await stand_still(progress)
+            standing.cancel()
+            if too_late:  # both at once
+                progress._ring()
+                loop.skipped_s += 2 * LIMIT_S
+                progress._ring()
+            with pytest.raises(asyncio.CancelledError):
+                await standing
+            assert progress.expired == too_late
+
+    play(scenario)
+
+
+def test_who_leaves_in_time_is_not_cancelled_later() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        async with Progress(LIMIT_S) as progress:
+            progress.moved()
+        await loop.skip(5 * LIMIT_S)
+        assert not progress.expired
+
+    play(scenario)
