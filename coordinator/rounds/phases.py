@@ -1,38 +1,29 @@
-"""The phases of a round as its leader goes through them: what each waits for, and what comes next.
+"""The phases of a round as its leader goes through them: from one to the next, what TRAIN waits for, and the end.
 
-One phase at a time (`attempt.Phase`); `running` has those of an attempt that has its promises.
+One phase at a time (`attempt.Phase`); the other phases stand in the modules that this one builds on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from coordinator.rounds import policy
-from coordinator.rounds.attempt import Attempt, Phase
+from coordinator.rounds.attempt import Phase
 from coordinator.rounds.events import (
     Close,
     Effect,
     Ended,
     Instant,
-    Opened,
-    Persist,
     Say,
-    Tell,
 )
-from coordinator.rounds.members import named
-from coordinator.rounds.running import LEADER_SLACK, Attempts, because
+from coordinator.rounds.promising import Promising
 from protos.messages import (
     Goodbye,
-    Leave,
     MemberState,
-    PeerId,
-    Prepare,
-    Promise,
-    Signed,
 )
 
 
-class Phases(Attempts):
+class Phases(Promising):
     """The moves of a leader from one phase to the next."""
 
     # -- moving on --------------------------------------------------------------------------------------------
@@ -114,73 +105,9 @@ class Phases(Attempts):
             return self._train(now)
         return self._wait(f"contributors: {n_here} of {wanted}")
 
-    def _without_quorum(self, absent: Collection[PeerId], now: Instant) -> list[Effect] | None:
-        """Wait for voters; when they stay away for good, the coordinator opens an epoch, never without a holder."""
-        if self._quorum_lost_at is None:
-            self._quorum_lost_at = now
-        if now < self._epoch_opens_at(self._quorum_lost_at) or self.me != self._coordinator:
-            return self._wait(f"voters for a quorum: {named(absent)}")
-        if not self._roll(now).seatable():
-            return self._wait(f"voters for a quorum: {named(absent)}, or a member that holds the state")
-        self.ledger = self.ledger.in_epoch(self.ledger.epoch + 1, self._coordinator)
-        self._next_number, self._left, self._bodies = self._first_number, {}, {}
-        told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {named(absent)}"
-        return [Say(f"{told}: epoch {self.ledger.epoch} is opened"), *(self._train(now) or [])]
-
-    def _begin_epoch(self, now: Instant) -> list[Effect] | None:
-        """The first commit of an opened epoch is an empty one, by the coordinator alone: it seats who is here."""
-        if not self._roll(now).seatable():
-            return self._wait("a member that holds the state")
-        return self._open_attempt(f"epoch {self.ledger.epoch} was opened: a quorum was lost", now)
-
-    def _epoch_opens_at(self, lost_at: Instant) -> Instant:
-        return Instant(lost_at + self.spec.deadlines.minority_wait_s)
-
     def _start_needs(self) -> int:
         membership = self.spec.membership
         return membership.start_contributors if self.ledger.n_committed == 0 else membership.min_contributors
-
-    # PREPARE: a number is free of earlier proposals once a quorum has promised it. Number 0 is the coordinator's.
-
-    def _open_attempt(self, empty: str, now: Instant) -> list[Effect]:
-        """Use the next number; `empty` is why the round is to be empty, if it is."""
-        number = self._next_number
-        self._next_number += 1
-        deadline = Instant(now + self.spec.deadlines.vote_s * LEADER_SLACK)
-        attempt = self._attempt = Attempt(number, deadline, empty)
-        opened: list[Effect] = [Persist(Opened(self.ledger.epoch, self.ledger.round + 1, number))]
-        if number == 0:
-            return opened + self._form(now)
-        self._enter(Phase.PREPARE)
-        prepare = Prepare(self.ledger.epoch, self.ledger.round + 1, number, self.me)
-        own = self._voter.prepared(prepare, self.ledger)
-        if isinstance(own, Promise):
-            opened.append(Persist(own))
-            attempt.promises[self.me] = own
-        else:
-            self._pass_number(own.attempt)
-        return [*opened, Tell(self._voters_here(), Signed(self._sealer.seal(prepare)))]
-
-    def _prepare(self, now: Instant) -> list[Effect] | None:
-        attempt = self._running()
-        left = self._left_for(attempt)
-        if policy.is_quorum(attempt.promises, self.ledger.voters, self._coordinator, left):
-            known: list[Promise | Leave] = [*attempt.promises.values(), *(leave for leave, _ in self._left.values())]
-            voted = [(item.voted_attempt, item.proposal) for item in known if item.proposal is not None]
-            if not voted:
-                return self._form(now)
-            proposal = max(voted, key=lambda each: (each[0], each[1].body))[1]
-            return self._propose(proposal, self._bodies[proposal.body], now)
-        silent = [peer for peer in self.ledger.voters if peer not in attempt.promises and peer != self.me]
-        coming = [peer for peer in silent if self.members.expected(peer, now)]
-        if now >= attempt.deadline_at or not self._can_reach_quorum(attempt, [*attempt.promises, *coming]):
-            return self._fail("no quorum of promises" + because(attempt.refused), now)
-        return self._wait(f"promises of {named(silent)}")
-
-    def _can_reach_quorum(self, attempt: Attempt, able: Collection[PeerId]) -> bool:
-        """Whether those of the able who have neither refused nor left would make one."""
-        able = [peer for peer in able if peer not in attempt.refused and peer not in self._left]
-        return policy.is_quorum(able, self.ledger.voters, self._coordinator, self._left_for(attempt))
 
     # ENDED: everyone is told once it has the last state.
 

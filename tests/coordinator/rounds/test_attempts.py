@@ -15,7 +15,7 @@ from coordinator.rounds.events import (
     Reached,
     Woke,
 )
-from coordinator.rounds.running import LEADER_SLACK, RETRY_FIRST_S, RETRY_MAX_S
+from coordinator.rounds.voting import LEADER_SLACK, RETRY_FIRST_S, RETRY_MAX_S
 from protos.hashes import plan_hash
 from protos.messages import (
     AttemptFailed,

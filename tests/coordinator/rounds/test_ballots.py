@@ -14,7 +14,7 @@ from coordinator.rounds.events import (
     Disconnected,
     Reached,
 )
-from coordinator.rounds.running import LEADER_SLACK, RETRY_FIRST_S
+from coordinator.rounds.voting import LEADER_SLACK, RETRY_FIRST_S
 from protos.hashes import body_hash
 from protos.messages import (
     AttemptFailed,

@@ -1,4 +1,4 @@
-"""The held state of a member: how it follows the chain of commits, trains on its seat, and leaves.
+"""How a member follows the chain of commits: towards the newest one that it knows of, one whole state at a time.
 
 The outer state changes in one place only, `_applied`, after a commit that extends it; nothing else that happens to an
 exchange can touch it.
@@ -6,81 +6,22 @@ exchange can touch it.
 
 from __future__ import annotations
 
-from coordinator.rounds import policy
-from coordinator.rounds.events import Instant, Sealer
+from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger, LedgerError, fold
-from coordinator.rounds.voter import Voter, certificate_faults
+from coordinator.rounds.voter import certificate_faults
 from node.session import events as ev
 from node.session.events import Effect
-from node.session.part import CombinedHere, Part, Training
+from node.session.part import CombinedHere
+from node.session.working import Working
 from protos import hashes
 from protos.messages import Body, Leave, Outcome, PeerId, Signed, Vote
-from protos.runspec import RunSpec
 
-MOMENTS_LAST_ROUNDS = 8
-"""Inner moments older than this many rounds are started again: they belong to another place."""
 REFETCH_FIRST_S = 1.0
 REFETCH_MAX_S = 30.0
 
 
-class Following:
-    """What a member keeps of the run, and how it moves along the chain.
-
-    Args:
-        me: this member.
-        spec: the run's RunSpec.
-        sealer: encodes and signs with this member's key.
-        coordinator: the coordinator's peer id.
-        voter: this member's voter, with its record from disk.
-        ledger: the books after the state on disk, or None if there is none.
-        now: the present.
-        observer: follow only.
-        rounds: leave after so many rounds that counted this member; None: stay.
-    """
-
-    def __init__(
-        self,
-        me: PeerId,
-        spec: RunSpec,
-        sealer: Sealer,
-        *,
-        coordinator: PeerId,
-        voter: Voter,
-        ledger: Ledger | None,
-        now: Instant,
-        observer: bool = False,
-        rounds: int | None = None,
-    ) -> None:
-        self.me, self.spec, self._sealer, self._coordinator = me, spec, sealer, coordinator
-        self._voter, self.ledger, self._observer, self._rounds = voter, ledger, observer, rounds
-        self._line = False
-        self._line_changed_at = now
-        self._line_problem = "not connected yet"
-        self._trainer_up = False
-        self._trained_round: int | None = None
-        self._training: Training | None = None
-        self._part: Part | None = None
-        self._proposed: ev.Proposed | None = None
-        self._verifying: bytes | None = None  # hash of the body
-        self._candidate: tuple[bytes, bytes] | None = None  # body hash and digest of what was verified last
-        self._combined = CombinedHere()
-        self._commit: ev.CommitHeard | None = None  # extends the held state, not yet applied
-        self._after: Ledger | None = None  # the books after that commit
-        self._applying = False
-        self._fetching: ev.FetchState | None = None
-        self._refetch_at: Instant | None = None
-        self._n_refetches = 0
-        self._fetch_problem = ""  # why the state could not be fetched the last time
-        self._newest: ev.CommitHeard | None = None
-        self._newest_ledger: Ledger | None = None  # the books after it, where the leader has sent them
-        self._lost_round = 0
-        self._left = False
-        self._paused_by: dict[str, None] = {}
-        self._accepted = 0
-        self._rejected: dict[str, int] = {}
-        self._empty_said = ""
-
-    # -- the line and the chain -------------------------------------------------------------------------------
+class Chain(Working):
+    """A member's moves along the chain."""
 
     def _line_up(self, event: ev.LineUp, now: Instant) -> list[Effect]:
         self._line, self._line_problem, self._line_changed_at = True, "", now
@@ -223,83 +164,3 @@ class Following:
         self._fetch_problem = reason
         self._refetch_at = Instant(now + pause_s)
         return [ev.Say(f"could not fetch the state: {reason}; trying again in {pause_s:g} s")]
-
-    def _drop_part(self) -> list[Effect]:
-        part, self._part = self._part, None
-        return [ev.EndExchange(part.planned.plan_hash)] if part is not None and part.exchange is not None else []
-
-    # -- training ---------------------------------------------------------------------------------------------
-
-    def _begin_round(self) -> list[Effect]:
-        """The held state is the head's: take the seat, if there is one."""
-        ledger = self.ledger
-        if ledger is None or self._observer or self._left or self._voter.has_left(ledger):
-            return []
-        seat = ledger.seat_of(self.me)
-        round_ = ledger.round + 1
-        if seat is None or policy.has_ended(ledger, self.spec):
-            return []
-        self._training = Training(round_)
-        return [ev.FetchData(round_, seat.ranges), *self._train()]
-
-    def _train(self) -> list[Effect]:
-        """What the trainer can do next: load the anchor, then train on the seat once its data are here."""
-        training, ledger = self._training, self.ledger
-        if training is None or ledger is None or not self._trainer_up or training.encoded or training.encoding:
-            return []
-        effects: list[Effect] = []
-        if not training.loaded:
-            training.loaded = True
-            last = self._trained_round
-            fresh = last is not None and training.round - last > MOMENTS_LAST_ROUNDS
-            self._trained_round = training.round
-            effects.append(ev.LoadAnchor(training.round, ledger.nominal_step, fresh))
-        seat = ledger.seat_of(self.me)
-        if training.data_ready and not training.started and seat is not None and not self._paused_by:
-            training.started = True
-            effects.append(ev.StartTraining(training.round, seat.ranges, self.spec.work.h))
-        return effects
-
-    def _trainer_came(self) -> list[Effect]:
-        self._trainer_up, self._trained_round = True, None
-        if self._training:
-            self._training.lost()
-        return self._train()
-
-    def _trainer_went(self, reason: str) -> list[Effect]:
-        self._trainer_up = False
-        if self._training:
-            self._training.lost()
-        return [ev.Say(f"the trainer stopped: {reason}")]
-
-    def _progressed(self, event: ev.Progressed) -> list[Effect]:
-        training = self._training
-        if training is not None and training.round == event.round and training.started and not training.encoded:
-            training.step, training.tokens = event.step, event.tokens
-            training.inner_loss, training.tokens_per_s = event.inner_loss, event.tokens_per_s
-            training.time_left_s = event.time_left_s
-        return []
-
-    def _pause(self, who: str, paused: bool) -> list[Effect]:
-        before = bool(self._paused_by)
-        if paused:
-            self._paused_by[who] = None
-        else:
-            self._paused_by.pop(who, None)
-        if bool(self._paused_by) == before:
-            return []
-        return [ev.PauseTraining(bool(self._paused_by)), *self._train()]
-
-    # -- leaving ----------------------------------------------------------------------------------------------
-
-    def _leave(self, reason: str) -> list[Effect]:
-        """Say so as a last promise in the round after the newest commit that extends the held state, and stop."""
-        if self._left:
-            return []
-        self._left = True
-        effects: list[Effect] = self._drop_part()
-        ledger = self._after or self.ledger
-        leave = self._voter.leave(ledger) if ledger is not None and not self._observer else None
-        if leave is not None:
-            effects += [ev.Persist(leave), ev.TellLeader(Signed(self._sealer.seal(leave)))]
-        return [*effects, ev.Stop(0, reason)]

@@ -1,0 +1,106 @@
+"""A member's promises and votes: which proposals it takes for right, and what it signs."""
+
+from __future__ import annotations
+
+from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.voter import body_faults
+from node.session import events as ev
+from node.session.events import Effect
+from node.session.part import evidence_of, verify_of
+from node.session.taking_part import TakingPart
+from protos import hashes
+from protos.bounds import as_reason
+from protos.messages import (
+    Prepare,
+    Promise,
+    Refusal,
+    Signed,
+    StateDigest,
+)
+
+
+class Voting(TakingPart):
+    """What a member does about a leader's numbers and proposals."""
+
+    def _prepared(self, prepare: Prepare) -> list[Effect]:
+        ledger = self.ledger
+        if ledger is None or self._observer:
+            return []
+        answer = self._voter.prepared(prepare, ledger)
+        if isinstance(answer, Promise):
+            return [ev.Persist(answer), ev.TellLeader(Signed(self._sealer.seal(answer)))]
+        return [ev.TellLeader(answer)]
+
+    def _proposal(self, event: ev.Proposed) -> list[Effect]:
+        ledger, propose = self.ledger, event.propose
+        if ledger is None or self._commit is not None or self._left or propose.round > ledger.round + 1:
+            return []  # it is told again once the state has caught up
+        refusal = self._why_not(event, ledger)
+        if refusal is not None:
+            told: list[Effect] = [ev.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
+            return [*told, ev.TellLeader(refusal)] if self._is_voter(ledger) or self._observer else told
+        self._proposed = event
+        if self._candidate is not None and self._candidate[0] == event.body_hash:
+            return self._cast()
+        if self._verifying == event.body_hash:
+            return []
+        self._verifying = event.body_hash
+        evidence, part = evidence_of(event, event.plan_hash), self._part
+        same_plan = part is not None and part.dealt is not None and part.planned.plan_hash == event.plan_hash
+        lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
+        return [verify_of(event, evidence, lines, self.spec)]
+
+    def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
+        propose = event.propose
+        if self._is_voter(ledger) and (refusal := self._voter.would_vote(propose, ledger)):
+            return refusal
+        if faults := self._body_faults(event, ledger) or self._combined.faults(evidence_of(event, event.plan_hash)):
+            return Refusal(propose.epoch, propose.round, propose.attempt, as_reason("; ".join(faults[:3])))
+        return None
+
+    def _body_faults(self, event: ev.Proposed, ledger: Ledger) -> list[str]:
+        evidence = evidence_of(event, event.plan_hash)
+        result_hashes = event.propose.proposal.result_hashes
+        return body_faults(event.body, evidence, result_hashes, ledger, self.spec, self._coordinator)
+
+    def _is_voter(self, ledger: Ledger) -> bool:
+        return self.me in ledger.voters and not self._observer
+
+    def _was_verified(self, body_hash: bytes, digest: bytes) -> list[Effect]:
+        if self._verifying == body_hash:
+            self._verifying = None
+        self._candidate = (body_hash, digest)
+        return self._apply_or_verify() if self._commit is not None else self._cast()
+
+    def _cast(self) -> list[Effect]:
+        """Vote on the current proposal, whose results and next state are on disk."""
+        proposed, ledger = self._proposed, self.ledger
+        if proposed is None or ledger is None or self._candidate is None or self._candidate[0] != proposed.body_hash:
+            return []
+        if faults := self._combined.faults(evidence_of(proposed, proposed.plan_hash)):  # of what came since
+            return self._verify_failed(proposed.body_hash, faults[0])
+        digest = self._candidate[1]
+        if self._observer:
+            return [ev.TellLeader(StateDigest(proposed.body_hash, proposed.propose.attempt, digest))]
+        if not self._is_voter(ledger):
+            return []
+        answer = self._voter.voted(proposed.propose, proposed.body_hash, digest, ledger)
+        if isinstance(answer, Refusal):
+            return [ev.TellLeader(answer)]
+        vote, record = answer
+        return [ev.Persist(record), ev.TellLeader(Signed(self._sealer.seal(vote)))]
+
+    def _verify_failed(self, body_hash: bytes, reason: str) -> list[Effect]:
+        if self._verifying == body_hash:
+            self._verifying = None
+        heard, proposed = self._commit, self._proposed
+        if heard is not None and not self._applying and hashes.body_hash(heard.commit.body) == body_hash:
+            told = f"could not follow round {heard.body.round} by its results ({reason}): fetching the state"
+            return [ev.Say(told), *self._fetch(heard)]
+        if proposed is not None and proposed.body_hash == body_hash:
+            self._proposed = None
+            propose = proposed.propose
+            refusal = Refusal(propose.epoch, propose.round, propose.attempt, as_reason(f"results: {reason}"))
+            is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
+            return [ev.TellLeader(refusal)] if is_asked else []
+        return []
