@@ -9,7 +9,9 @@ from protos.messages import PeerId
 
 @dataclass(frozen=True, slots=True)
 class OfferRequest:
-    """What state do you hold?"""
+    """What state do you hold? `frozen`: the snapshot that stays while commits come, not the current state."""
+
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from protos.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Inquiry,
     Missing,
     Part,
     Records,
@@ -209,6 +210,7 @@ LEADER = Frames(
         "records": Records,
         "goodbye": Goodbye,
         "signed": Signed,
+        "inquiry": Inquiry,
     },
 )
 CHUNK = Frames(exchange_pb2.ChunkFrame, {"head": ChunkHead, "part": Part, "deal": Signed})

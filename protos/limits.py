@@ -5,7 +5,7 @@ A writer is held to the same limits as a reader, so what is refused here never l
 
 from __future__ import annotations
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Said in Hello and at admission; two that differ don't talk."""
 
 # -- bytes ---------------------------------------------------------------------------------------------------------

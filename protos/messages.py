@@ -231,6 +231,32 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The coordinator's word that a quorum made this commit: a newcomer starts from it. Signed."""
+
+    epoch: int
+    round: int
+    head: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The operator's word on the run, carried in commits and obeyed under any leader. Signed.
+
+    `pause`, `resume` and `evict` may be signed by the coordinator's key, all kinds by the run key.
+    """
+
+    run: PeerId
+    number: int  # counts up; a lower one than the last is an old order said again
+    kind: str  # "pause", "resume", "end", "amend", "rollback", "evict"
+    peer: PeerId  # whom evict means, else empty
+    round: int  # end: the last round; amend: the first of the new revision; rollback: the round to go back to
+    spec: bytes  # amend: envelope of the next RunSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """A commit: body bytes, the digest of the state it leads to, and what a quorum signed in one attempt."""
 
@@ -258,6 +284,7 @@ class PlanMember:
     record_sequence: int
     reducer: bool  # reachable: combines chunks
     sender: bool  # has a seat and contributes
+    reserve: bool = False  # reduces only what others can't: the last in every chunk's line
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +355,38 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """One chunk that a reducer is out of the line of."""
+
+    chunk: int
+    reducer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Redeal:
+    """What has changed since the deal of an attempt: cumulative, numbered from 1; the highest number holds. Signed.
+
+    A chunk's reducers are the first `replicas` of its line without those that are `lost` or `moved` out of it.
+    """
+
+    plan: bytes
+    number: int
+    excluded: tuple[Excluded, ...]  # senders that are out since the deal, sorted: the set only shrinks
+    lost: tuple[PeerId, ...]  # reducers out of every line, sorted
+    moved: tuple[Moved, ...]  # sorted by chunk and reducer
+    set_number: int  # the number of the redeal that last changed `excluded`; 0: none did
+    exchange_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """The leader asks reducers which rows of these senders, who are gone, have not come."""
+
+    plan: bytes
+    senders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """A reducer's word that it holds these chunks of a sender, checked. Signed."""
 
@@ -363,10 +422,12 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A reducer's claim that rows have not come, or a sender's that receipts have not (then `reducer` names whom)."""
+    """A reducer's claim that rows have not come; or its answer to an inquiry, which may name none."""
 
     plan: bytes
     lacks: tuple[Lack, ...]
+    asked: tuple[PeerId, ...] = ()  # the senders that the leader asked about; empty: a claim of its own
+    unable: bool = False  # it can't take rows in or combine them, and no sender is to blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +439,7 @@ class Proposal:
     deal: bytes  # envelope of its Deal
     results: tuple[bytes, ...]  # envelopes of Results
     result_hashes: tuple[bytes, ...]
+    redeal: bytes = b""  # envelope of the last Redeal, if there was one
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +545,8 @@ class Hello:
     observer: bool
     name: str
     abstain_round: int  # this member lost its votes of that round and abstains (0: none)
+    tokens: int = 0  # committed in the chain that it holds: of two branches the one with more is followed
+    speed: float = 0.0  # tokens a second that its trainer has measured, 0: none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +559,7 @@ class Welcome:
     records: tuple[bytes, ...]
     run_time_s: float
     heartbeat_s: float
+    signed_head: bytes = b""  # envelope of the newest Head that the coordinator has signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,10 +641,14 @@ MemberMessage = (
 )
 """What a member says on the leader's line."""
 
-LeaderMessage = Welcome | Plan | Deal | Propose | Prepare | Commit | AttemptFailed | Records | Goodbye
+LeaderMessage = (
+    Welcome | Plan | Deal | Redeal | Inquiry | Propose | Prepare | Commit | AttemptFailed | Records | Goodbye
+)
 """What the leader says on it."""
 
-SignedMessage = Plan | Commitment | Deal | Receipt | Results | Propose | Vote | Prepare | Promise | Leave
+SignedMessage = (
+    Plan | Commitment | Deal | Redeal | Receipt | Results | Propose | Vote | Prepare | Promise | Leave | Head | Order
+)
 """Messages that can be evidence: they travel as envelopes only."""
 
 

@@ -30,12 +30,15 @@ class PlanMember(_message.Message):
     RECORD_SEQUENCE_FIELD_NUMBER: _builtins.int
     REDUCER_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     record_sequence: _builtins.int
     reducer: _builtins.bool
     """reachable: combines chunks"""
     sender: _builtins.bool
     """has a seat and contributes"""
+    reserve: _builtins.bool
+    """reduces only what others can't: the last in every chunk's line"""
     def __init__(
         self,
         *,
@@ -43,10 +46,11 @@ class PlanMember(_message.Message):
         record_sequence: _builtins.int = ...,
         reducer: _builtins.bool = ...,
         sender: _builtins.bool = ...,
+        reserve: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "record_sequence", b"record_sequence", "reducer", b"reducer", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "record_sequence", b"record_sequence", "reducer", b"reducer", "reserve", b"reserve", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,6 +272,104 @@ class Deal(_message.Message):
 Global___Deal: _TypeAlias = Deal  # noqa: Y015
 
 @_typing.final
+class Moved(_message.Message):
+    """One chunk that a reducer is out of the line of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    REDUCER_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    reducer: _builtins.str
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.int = ...,
+        reducer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "reducer", b"reducer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Moved: _TypeAlias = Moved  # noqa: Y015
+
+@_typing.final
+class Redeal(_message.Message):
+    """What has changed since the deal of an attempt: cumulative, numbered from 1; the highest number holds. Signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    SET_NUMBER_FIELD_NUMBER: _builtins.int
+    EXCHANGE_S_FIELD_NUMBER: _builtins.int
+    plan: _builtins.bytes
+    number: _builtins.int
+    set_number: _builtins.int
+    """the number of the redeal that last changed `excluded`; 0: none did"""
+    exchange_s: _builtins.float
+    @_builtins.property
+    def excluded(self) -> _containers.RepeatedCompositeFieldContainer[Global___Excluded]:
+        """senders that are out since the deal, sorted: the set only shrinks"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """reducers out of every line, sorted"""
+
+    @_builtins.property
+    def moved(self) -> _containers.RepeatedCompositeFieldContainer[Global___Moved]:
+        """sorted by chunk and reducer"""
+
+    def __init__(
+        self,
+        *,
+        plan: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+        excluded: _abc.Iterable[Global___Excluded] | None = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+        moved: _abc.Iterable[Global___Moved] | None = ...,
+        set_number: _builtins.int = ...,
+        exchange_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange_s", b"exchange_s", "excluded", b"excluded", "lost", b"lost", "moved", b"moved", "number", b"number", "plan", b"plan", "set_number", b"set_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Redeal: _TypeAlias = Redeal  # noqa: Y015
+
+@_typing.final
+class Inquiry(_message.Message):
+    """The leader asks reducers which rows of these senders, who are gone, have not come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    SENDERS_FIELD_NUMBER: _builtins.int
+    plan: _builtins.bytes
+    @_builtins.property
+    def senders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        plan: _builtins.bytes = ...,
+        senders: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "senders", b"senders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inquiry: _TypeAlias = Inquiry  # noqa: Y015
+
+@_typing.final
 class ChunkResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -349,24 +451,34 @@ Global___Lack: _TypeAlias = Lack  # noqa: Y015
 
 @_typing.final
 class Missing(_message.Message):
-    """A reducer's claim that rows have not come, or a sender's that receipts have not (then `reducer` names whom)."""
+    """A reducer's claim that rows have not come; or its answer to an inquiry, which may name none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    UNABLE_FIELD_NUMBER: _builtins.int
     plan: _builtins.bytes
+    unable: _builtins.bool
+    """it can't take rows in or combine them, and no sender is to blame"""
     @_builtins.property
     def lacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lack]: ...
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the senders that the leader asked about; empty: a claim of its own"""
+
     def __init__(
         self,
         *,
         plan: _builtins.bytes = ...,
         lacks: _abc.Iterable[Global___Lack] | None = ...,
+        asked: _abc.Iterable[_builtins.str] | None = ...,
+        unable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lacks", b"lacks", "plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "lacks", b"lacks", "plan", b"plan", "unable", b"unable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,11 +495,14 @@ class Proposal(_message.Message):
     DEAL_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     RESULT_HASHES_FIELD_NUMBER: _builtins.int
+    REDEAL_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
     plan: _builtins.bytes
     """envelope of the first attempt's Plan (empty for an empty round)"""
     deal: _builtins.bytes
     """envelope of its Deal"""
+    redeal: _builtins.bytes
+    """envelope of the last Redeal, if there was one"""
     @_builtins.property
     def results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """envelopes of Results"""
@@ -402,10 +517,11 @@ class Proposal(_message.Message):
         deal: _builtins.bytes = ...,
         results: _abc.Iterable[_builtins.bytes] | None = ...,
         result_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        redeal: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deal", b"deal", "plan", b"plan", "result_hashes", b"result_hashes", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deal", b"deal", "plan", b"plan", "redeal", b"redeal", "result_hashes", b"result_hashes", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,6 +795,8 @@ class Hello(_message.Message):
     OBSERVER_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ABSTAIN_ROUND_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     record: _builtins.bytes
     """envelope of Record"""
@@ -691,6 +809,10 @@ class Hello(_message.Message):
     name: _builtins.str
     abstain_round: _builtins.int
     """this member lost its votes of that round and abstains (0: none)"""
+    tokens: _builtins.int
+    """committed in the chain that it holds: of two branches the one with more is followed"""
+    speed: _builtins.float
+    """tokens a second that its trainer has measured, 0: none yet"""
     def __init__(
         self,
         *,
@@ -704,10 +826,12 @@ class Hello(_message.Message):
         observer: _builtins.bool = ...,
         name: _builtins.str = ...,
         abstain_round: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        speed: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstain_round", b"abstain_round", "digest", b"digest", "epoch", b"epoch", "head", b"head", "holds_state", b"holds_state", "name", b"name", "observer", b"observer", "protocol", b"protocol", "record", b"record", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abstain_round", b"abstain_round", "digest", b"digest", "epoch", b"epoch", "head", b"head", "holds_state", b"holds_state", "name", b"name", "observer", b"observer", "protocol", b"protocol", "record", b"record", "round", b"round", "speed", b"speed", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,11 +849,14 @@ class Welcome(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     RUN_TIME_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    SIGNED_HEAD_FIELD_NUMBER: _builtins.int
     leader: _builtins.str
     ledger: _builtins.bytes
     """the folded ledger after that commit"""
     run_time_s: _builtins.float
     heartbeat_s: _builtins.float
+    signed_head: _builtins.bytes
+    """envelope of the newest Head that the coordinator has signed"""
     @_builtins.property
     def commit(self) -> _run_pb2.Commit: ...
     @_builtins.property
@@ -743,10 +870,11 @@ class Welcome(_message.Message):
         records: _abc.Iterable[_builtins.bytes] | None = ...,
         run_time_s: _builtins.float = ...,
         heartbeat_s: _builtins.float = ...,
+        signed_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "heartbeat_s", b"heartbeat_s", "leader", b"leader", "ledger", b"ledger", "records", b"records", "run_time_s", b"run_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "heartbeat_s", b"heartbeat_s", "leader", b"leader", "ledger", b"ledger", "records", b"records", "run_time_s", b"run_time_s", "signed_head", b"signed_head"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -864,6 +992,7 @@ class LeaderFrame(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
+    INQUIRY_FIELD_NUMBER: _builtins.int
     signed: _builtins.bytes
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
@@ -875,6 +1004,8 @@ class LeaderFrame(_message.Message):
     def records(self) -> Global___Records: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def inquiry(self) -> Global___Inquiry: ...
     def __init__(
         self,
         *,
@@ -884,12 +1015,13 @@ class LeaderFrame(_message.Message):
         records: Global___Records | None = ...,
         goodbye: Global___Goodbye | None = ...,
         signed: _builtins.bytes = ...,
+        inquiry: Global___Inquiry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_failed", b"attempt_failed", "commit", b"commit", "goodbye", b"goodbye", "message", b"message", "records", b"records", "signed", b"signed", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_failed", b"attempt_failed", "commit", b"commit", "goodbye", b"goodbye", "inquiry", b"inquiry", "message", b"message", "records", b"records", "signed", b"signed", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_failed", b"attempt_failed", "commit", b"commit", "goodbye", b"goodbye", "message", b"message", "records", b"records", "signed", b"signed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_failed", b"attempt_failed", "commit", b"commit", "goodbye", b"goodbye", "inquiry", b"inquiry", "message", b"message", "records", b"records", "signed", b"signed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "commit", "attempt_failed", "records", "goodbye", "signed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "commit", "attempt_failed", "records", "goodbye", "signed", "inquiry"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -393,3 +393,76 @@ class Genesis(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Genesis: _TypeAlias = Genesis  # noqa: Y015
+
+@_typing.final
+class Head(_message.Message):
+    """The coordinator's word that a quorum made this commit: a newcomer starts from it. Signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    round: _builtins.int
+    head: _builtins.bytes
+    digest: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "head", b"head", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Head: _TypeAlias = Head  # noqa: Y015
+
+@_typing.final
+class Order(_message.Message):
+    """The operator's word on the run, carried in commits and obeyed under any leader. Signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    number: _builtins.int
+    kind: _builtins.str
+    """"pause", "resume", "end", "amend", "rollback", "evict" """
+    peer: _builtins.str
+    """whom evict means, else empty"""
+    round: _builtins.int
+    """end: the last round; amend: the first of the new revision; rollback: the round to go back to"""
+    spec: _builtins.bytes
+    """amend: envelope of the next RunSpec"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        number: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        round: _builtins.int = ...,
+        spec: _builtins.bytes = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "number", b"number", "peer", b"peer", "reason", b"reason", "round", b"round", "run", b"run", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Order: _TypeAlias = Order  # noqa: Y015

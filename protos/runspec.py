@@ -90,6 +90,8 @@ class WorkSpec(Part):
     end_rounds: Count = 0
     """Committed rounds with contributions after which the run ends; 0: none."""
     end_tokens: Count = 0
+    round_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] = 0.0
+    """How long the operator wants a round's training to take; 0: as long as H steps take."""
 
 
 class CodecSpec(Part):
@@ -140,6 +142,10 @@ class DeadlineSpec(Part):
     no_progress_s: Seconds = 30.0
     """A transfer without a byte for this long is given up and goes elsewhere."""
     minority_wait_s: Seconds = 300.0
+    stand_in_s: Seconds = 20.0
+    """The k-th stand-in asks for promises after (k + 1) times so long a silence of the leader."""
+    deadline_k: Annotated[float, Field(ge=0, le=100)] = 3.0
+    """TRAIN ends so many median absolute deviations after the median of the announced finish times."""
     max_absence_s: Seconds = 7 * 86400.0
 
     @model_validator(mode="after")
@@ -158,6 +164,19 @@ class MembershipSpec(Part):
     start_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
     min_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
     max_members: Annotated[int, Field(ge=1, le=10000)] = 1024
+
+
+class KeepSpec(Part):
+    results: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Commits whose results a reachable member keeps, so that who was away replays them."""
+    snapshot_every: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Commits between two frozen snapshots, which donors serve while the state moves on."""
+
+    @model_validator(mode="after")
+    def _overlap(self) -> KeepSpec:
+        if self.snapshot_every > self.results:
+            raise ValueError("snapshot_every must not exceed results, or a snapshot's results are gone before the next")
+        return self
 
 
 class EvaluationSpec(Part):
@@ -183,6 +202,7 @@ class RunSpec(Part):
     rule: RuleSpec = RuleSpec()
     deadlines: DeadlineSpec = DeadlineSpec()
     membership: MembershipSpec = MembershipSpec()
+    keep: KeepSpec = KeepSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     precisions: tuple[Literal["fp32", "bf16"], ...] = ("fp32",)
     licence: Annotated[str, Field(max_length=200)] = "Apache-2.0"

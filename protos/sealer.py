@@ -12,6 +12,7 @@ PURPOSES: dict[type, Purpose] = {
     m.Plan: Purpose.PLAN,
     m.Commitment: Purpose.COMMITMENT,
     m.Deal: Purpose.DEAL,
+    m.Redeal: Purpose.REDEAL,
     m.Receipt: Purpose.RECEIPT,
     m.Results: Purpose.RESULTS,
     m.Propose: Purpose.PROPOSE,
@@ -19,6 +20,8 @@ PURPOSES: dict[type, Purpose] = {
     m.Prepare: Purpose.PREPARE,
     m.Promise: Purpose.PROMISE,
     m.Leave: Purpose.LEAVE,
+    m.Head: Purpose.HEAD,
+    m.Order: Purpose.ORDER,
 }
 KINDS: dict[Purpose, type] = {purpose: kind for kind, purpose in PURPOSES.items()}
 

@@ -72,6 +72,9 @@ class Purpose(StrEnum):
     PREPARE = auto()
     PROMISE = auto()
     LEAVE = auto()
+    REDEAL = auto()
+    HEAD = auto()
+    ORDER = auto()
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import run_pb2 as protos_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/state.proto\x12\x0c\x62\x61rnraise.v1\x1a\x10protos/run.proto\"q\n\nStateOffer\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.barnraise.v1.Commit\x12\x0e\n\x06ledger\x18\x02 \x01(\x0c\x12\x14\n\x0ctheta_hashes\x18\x03 \x03(\x0c\x12\x17\n\x0fmomentum_hashes\x18\x04 \x03(\x0c\"<\n\x0c\x43ommitsAfter\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06n_most\x18\x03 \x01(\x04\"\x0e\n\x0cOfferRequest\"\x19\n\tPartFrame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1c\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"(\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0c\n\x04peer\x18\x02 \x01(\t2\xc5\x01\n\x05State\x12>\n\x05Offer\x12\x1a.barnraise.v1.OfferRequest\x1a\x17.barnraise.v1.PartFrame0\x01\x12@\n\x07\x43ommits\x12\x1a.barnraise.v1.CommitsAfter\x1a\x17.barnraise.v1.PartFrame0\x01\x12:\n\x04Ping\x12\x19.barnraise.v1.PingRequest\x1a\x17.barnraise.v1.PingReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/state.proto\x12\x0c\x62\x61rnraise.v1\x1a\x10protos/run.proto\"q\n\nStateOffer\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.barnraise.v1.Commit\x12\x0e\n\x06ledger\x18\x02 \x01(\x0c\x12\x14\n\x0ctheta_hashes\x18\x03 \x03(\x0c\x12\x17\n\x0fmomentum_hashes\x18\x04 \x03(\x0c\"<\n\x0c\x43ommitsAfter\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06n_most\x18\x03 \x01(\x04\"\x1e\n\x0cOfferRequest\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\"\x19\n\tPartFrame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1c\n\x0bPingRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"(\n\tPingReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0c\n\x04peer\x18\x02 \x01(\t2\xc5\x01\n\x05State\x12>\n\x05Offer\x12\x1a.barnraise.v1.OfferRequest\x1a\x17.barnraise.v1.PartFrame0\x01\x12@\n\x07\x43ommits\x12\x1a.barnraise.v1.CommitsAfter\x1a\x17.barnraise.v1.PartFrame0\x01\x12:\n\x04Ping\x12\x19.barnraise.v1.PingRequest\x1a\x17.barnraise.v1.PingReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITSAFTER']._serialized_start=169
   _globals['_COMMITSAFTER']._serialized_end=229
   _globals['_OFFERREQUEST']._serialized_start=231
-  _globals['_OFFERREQUEST']._serialized_end=245
-  _globals['_PARTFRAME']._serialized_start=247
-  _globals['_PARTFRAME']._serialized_end=272
-  _globals['_PINGREQUEST']._serialized_start=274
-  _globals['_PINGREQUEST']._serialized_end=302
-  _globals['_PINGREPLY']._serialized_start=304
-  _globals['_PINGREPLY']._serialized_end=344
-  _globals['_STATE']._serialized_start=347
-  _globals['_STATE']._serialized_end=544
+  _globals['_OFFERREQUEST']._serialized_end=261
+  _globals['_PARTFRAME']._serialized_start=263
+  _globals['_PARTFRAME']._serialized_end=288
+  _globals['_PINGREQUEST']._serialized_start=290
+  _globals['_PINGREQUEST']._serialized_end=318
+  _globals['_PINGREPLY']._serialized_start=320
+  _globals['_PINGREPLY']._serialized_end=360
+  _globals['_STATE']._serialized_start=363
+  _globals['_STATE']._serialized_end=560
 # @@protoc_insertion_point(module_scope)

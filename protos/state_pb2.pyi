@@ -83,12 +83,17 @@ Global___CommitsAfter: _TypeAlias = CommitsAfter  # noqa: Y015
 class OfferRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    FROZEN_FIELD_NUMBER: _builtins.int
+    frozen: _builtins.bool
+    """the snapshot that stays while commits come, not the current state"""
     def __init__(
         self,
+        *,
+        frozen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -155,7 +155,7 @@ def test_a_private_key_is_neither_shown_nor_pickled() -> None:
 
 def test_purposes_are_lower_case() -> None:
     assert all(purpose.value == purpose.name.lower() for purpose in Purpose)
-    assert len(Purpose) == 17
+    assert len(Purpose) == 20
 
 
 @given(st.sampled_from(Purpose), st.binary(max_size=200), st.sampled_from([b"", PLAN]))
