@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,7 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
     leaf = H(00 ‖ bytes), node = H(01 ‖ left ‖ right), an odd last node moves up as it is,
     root = H(02 ‖ count u64 ‖ top).
     """
-    level = [_leaf(leaf) for leaf in leaves]
+    level = [blake3(_LEAF + leaf).digest() for leaf in leaves]
     while len(level) > 1:
         level = _parents(level)
     return _root(len(leaves), level[0] if level else b"")
@@ -107,14 +108,19 @@ def leaf_segments(frame: Buffer, leaf_values: int) -> list[memoryview]:
     """
     name, head = codec.header(frame)
     view = as_bytes(frame).data
-    segments: list[memoryview] = []
-    for start in range(0, head.n_values, max(1, leaf_values)):
-        stop = min(start + leaf_values, head.n_values)
-        first, last = codec.body_range(
-            name, block=head.block, n_values=head.n_values, value_start=start, value_stop=stop
+    ranges = _leaf_ranges(name, head.block, head.n_values, leaf_values)
+    return [view[first:last] for first, last in ranges]
+
+
+@lru_cache(maxsize=64)  # a vector's chunks are of two sizes, and a leaf takes longer to find than to hash
+def _leaf_ranges(name: str, block: int, n_values: int, leaf_values: int) -> tuple[tuple[int, int], ...]:
+    """Where a frame's leaves lie, as bytes [first, last)."""
+    return tuple(
+        codec.body_range(
+            name, block=block, n_values=n_values, value_start=start, value_stop=min(start + leaf_values, n_values)
         )
-        segments.append(view[first:last])
-    return segments
+        for start in range(0, n_values, max(1, leaf_values))
+    )
 
 
 def leaf_hash(segment: Buffer) -> bytes:
@@ -127,7 +133,7 @@ def chunk_root(frame: Buffer, leaf_values: int) -> bytes:
 
     It binds the header, the leaf length and the Merkle root of the leaf hashes.
     """
-    hashes = [leaf_hash(segment) for segment in leaf_segments(frame, leaf_values)]
+    hashes = [blake3(segment).digest() for segment in leaf_segments(frame, leaf_values)]
     return chunk_root_of(bytes(as_bytes(frame)[:HEADER_BYTES]), leaf_values, hashes)
 
 
@@ -213,7 +219,7 @@ def _node(left: bytes, right: bytes) -> bytes:
 
 
 def _parents(level: list[bytes]) -> list[bytes]:
-    above = [_node(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+    above = [blake3(_NODE + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
     if len(level) % 2:
         above.append(level[-1])
     return above

@@ -1,138 +1,76 @@
 """One member's side of one attempt's exchange: which chunks go where, what is checked, and when a chunk is combined.
 
 Sans-IO and without a clock: it decides; moving, checking, combining and hashing bytes are effects whose outcomes come
-back as events. As a sender it offers every chunk of its contribution to the chunk's reducer until it has a receipt; as
+back as events. As a sender it offers every chunk of its contribution to the chunk's reducers until it has a receipt; as
 a reducer it holds every included sender's row of the chunks dealt to it, and combines a chunk when all its rows are
-there. A member deals with itself like with anyone, so its own row passes the same checks. Peers are opaque names here.
+there. A redeal moves chunks between reducers and takes senders out; rows that still count stay, and what was combined
+of another set is never reported. A member deals with itself like with anyone, so its own row passes the same checks.
+Peers are opaque names here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from aggregation.digest import tagged_hash
+from aggregation.events import (
+    CheckRow,
+    CombineChunk,
+    Combined,
+    CombineFailed,
+    DropRow,
+    ExchangeEffect,
+    ExchangeEvent,
+    Expired,
+    GiveReceipt,
+    Inquired,
+    Receipted,
+    Redealt,
+    RefuseRow,
+    ReportMissing,
+    ReportResults,
+    RowArrived,
+    RowBroken,
+    RowChecked,
+    SendRows,
+    Stalled,
+    StopRows,
+    Unable,
+)
+
+__all__ = [
+    "LACKS_MOST",
+    "CheckRow",
+    "CombineChunk",
+    "CombineFailed",
+    "Combined",
+    "DropRow",
+    "Exchange",
+    "ExchangeEffect",
+    "ExchangeEvent",
+    "Expired",
+    "GiveReceipt",
+    "Inquired",
+    "Receipted",
+    "Redealt",
+    "RefuseRow",
+    "ReportMissing",
+    "ReportResults",
+    "RowArrived",
+    "RowBroken",
+    "RowChecked",
+    "SendRows",
+    "Stalled",
+    "StopRows",
+    "Unable",
+    "deal_seed",
+    "reducers_of",
+    "set_hash",
+]
 
 NAMED_MOST = 8
 LACKS_MOST = 4096
 """Rows that one claim names; of every sender that is missing at least one as long as that fits."""
-
-# -- events ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RowArrived:
-    """A chunk of a sender is in the work area, whole, after `admit` let it in."""
-
-    sender: str
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowBroken:
-    """A chunk that was let in did not come whole; it may come again."""
-
-    sender: str
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class RowChecked:
-    """Hash against the commitment, canonical form and norm: `fault` is empty when all hold."""
-
-    sender: str
-    chunk: int
-    fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class Receipted:
-    """A reducer's signed receipt for chunks of mine has come."""
-
-    reducer: str
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Combined:
-    chunk: int
-    hash: bytes
-    norm_sq: float
-
-
-@dataclass(frozen=True, slots=True)
-class CombineFailed:
-    chunk: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unable:
-    """This member can't take rows in, as a reducer must: it has no room for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """The time for the exchange is over: say what is missing."""
-
-
-ExchangeEvent = RowArrived | RowBroken | RowChecked | Receipted | Combined | CombineFailed | Unable | Expired
-
-# -- effects -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SendRows:
-    """Stream these chunks of my contribution to a reducer; the driver tries again until receipted or expired."""
-
-    reducer: str
-    chunks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRow:
-    sender: str
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveReceipt:
-    sender: str
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseRow:
-    """The row is wrong: tell its sender why, and count it against it."""
-
-    sender: str
-    chunk: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CombineChunk:
-    """Combine the rows of these senders, in this order, with these weights."""
-
-    chunk: int
-    senders: tuple[str, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportResults:
-    set_hash: bytes
-    results: tuple[Combined, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportMissing:
-    """These rows have not come. None: this reducer can't take them in or combine them, and no sender is to blame."""
-
-    lacks: tuple[tuple[int, str], ...]  # (chunk, sender)
-
-
-ExchangeEffect = SendRows | CheckRow | GiveReceipt | RefuseRow | CombineChunk | ReportResults | ReportMissing
 
 
 def set_hash(plan: bytes, number: int, roots: Mapping[str, bytes]) -> bytes:
@@ -144,6 +82,31 @@ def set_hash(plan: bytes, number: int, roots: Mapping[str, bytes]) -> bytes:
 def deal_seed(plan: bytes, roots: Mapping[str, bytes]) -> bytes:
     """The seed of the deal: nobody knows it before every commitment is made, so nobody can aim at a reducer."""
     return tagged_hash("deal", plan, *(roots[peer] for peer in sorted(roots)))
+
+
+def reducers_of(
+    lines: Sequence[Sequence[str]],
+    replicas: int,
+    enough: int,
+    lost: Collection[str] = (),
+    moved: Collection[tuple[int, str]] = (),
+) -> tuple[tuple[str, ...], ...]:
+    """Who reduces each chunk: of the first `replicas` in its line those that are left, and where they are fewer than
+    `enough`, the next in line.
+
+    `enough` replicas that say the same settle a chunk, so where that many are left nobody has to receive it anew.
+    `lost` are out of every line, `moved` out of one chunk's. Whoever isn't out stays: nobody loses a chunk otherwise.
+    """
+    dealt: list[tuple[str, ...]] = []
+    for chunk, line in enumerate(lines):
+        here = [peer for peer in line[:replicas] if peer not in lost and (chunk, peer) not in moved]
+        for peer in line[replicas:]:
+            if len(here) >= enough:
+                break
+            if peer not in lost and (chunk, peer) not in moved:
+                here.append(peer)
+        dealt.append(tuple(here))
+    return tuple(dealt)
 
 
 class Exchange:
@@ -172,37 +135,40 @@ class Exchange:
         replicas: int = 1,
     ) -> None:
         self.me = me
-        self._senders = tuple(sorted(roots))
-        self._weights = tuple(weights[peer] for peer in self._senders)
-        self._set_hash = set_hash(plan, number, roots)
+        self._plan, self._number, self._set_number = plan, 0, number
+        self._roots = dict(roots)
         self._row_bytes = tuple(row_bytes)
         self._reducers = tuple(tuple(chunk_line[:replicas]) for chunk_line in line)
-        self._mine = tuple(chunk for chunk, peers in enumerate(self._reducers) if me in peers)
+        self._take_set(weights)
+        self._mine = self._dealt_to_me()
         # For each chunk of mine: what is known of each sender's row. Absent, "arriving", "checking" or "held".
         self._rows: dict[int, dict[str, str]] = {chunk: {} for chunk in self._mine}
         self._n_held = dict.fromkeys(self._mine, 0)
         self._results: dict[int, Combined] = {}
         self._combining: set[int] = set()
+        self._offered: set[tuple[str, int]] = set()
+        self._receipted: set[tuple[str, int]] = set()
         self._unreceipted: dict[str, dict[int, None]] = {}
         self._reported = False
         self._expired = False
+        self._stalled: set[str] = set()
+        self._asked: tuple[str, ...] = ()
         self._unable = False
+
+    @property
+    def set_number(self) -> int:
+        """The number of the included set."""
+        return self._set_number
 
     def begin(self) -> list[ExchangeEffect]:
         """What to send, if this member is an included sender."""
-        effects: list[ExchangeEffect] = []
-        if self.me in self._senders:
-            for chunk, peers in enumerate(self._reducers):
-                for peer in peers:
-                    self._unreceipted.setdefault(peer, {})[chunk] = None
-            effects += [SendRows(peer, tuple(chunks)) for peer, chunks in sorted(self._unreceipted.items())]
-        return effects
+        return self._offer()
 
     def report_again(self) -> list[ExchangeEffect]:
         """What was reported, for a leader whose line is new."""
         if self._reported:
             return self._report()
-        return self._claim() if self._expired or self._unable else []
+        return self._claim(self._senders if self._expired else self._stalled)
 
     def admit(self, sender: str, chunk: int, n_bytes: int) -> str:
         """Whether a row may come, before a byte of it is taken in: the reason why not, or an empty string."""
@@ -234,28 +200,29 @@ class Exchange:
             case RowChecked(sender, chunk, fault):
                 return self._checked(sender, chunk, fault)
             case Receipted(reducer, chunks):
-                waiting = self._unreceipted.get(reducer, {})
-                for chunk in chunks:
-                    waiting.pop(chunk, None)
-                if not waiting:
-                    self._unreceipted.pop(reducer, None)
+                self._receipted_by(reducer, chunks)
             case Combined(chunk):
-                if chunk in self._combining and chunk not in self._results:
+                if self._is_awaited(chunk, event.set_number):
                     self._results[chunk] = event
-                    if len(self._results) == len(self._mine):
-                        self._reported = True
-                        return self._report()
+                    return self._report_once()
             case CombineFailed(chunk):
-                if chunk in self._combining and chunk not in self._results:
-                    self._unable = True
-                    return [ReportMissing(())]
+                if self._is_awaited(chunk, event.set_number):
+                    return self._give_up()
             case Unable():
                 if not self._unable and not self._reported:
-                    self._unable = True
-                    return [ReportMissing(())]
+                    return self._give_up()
             case Expired():
                 self._expired = True
-                return self._claim()
+                return self._claim(self._senders)
+            case Stalled(senders):
+                new = set(senders) - self._stalled
+                self._stalled |= new
+                return self._claim(new) if not self._expired and not self._unable else []
+            case Inquired(senders):
+                self._asked = senders
+                return self._answer()
+            case Redealt():
+                return self._redealt(event) if event.number > self._number else []
         return []
 
     def lacks(self) -> tuple[tuple[int, str], ...]:
@@ -271,6 +238,10 @@ class Exchange:
         """Chunks of mine that reducers have not yet acknowledged."""
         return {peer: tuple(chunks) for peer, chunks in self._unreceipted.items()}
 
+    def is_receipted(self) -> bool:
+        """Whether every reducer of every chunk has acknowledged this member's row, also if it is not included."""
+        return all((peer, chunk) in self._receipted for chunk, peers in enumerate(self._reducers) for peer in peers)
+
     def waiting_for(self) -> str:
         """Whom this member waits for, for people."""
         lacks = self.lacks()
@@ -278,6 +249,8 @@ class Exchange:
         if senders:
             return f"{len(lacks)} chunks from {_named(senders)}"
         return f"receipts from {_named(sorted(self._unreceipted))}" if self._unreceipted else ""
+
+    # -- rows -------------------------------------------------------------------------------------------------
 
     def _row_state(self, sender: str, chunk: int) -> str:
         return self._rows.get(chunk, {}).get(sender, "")
@@ -287,30 +260,143 @@ class Exchange:
             return []
         if fault:
             del self._rows[chunk][sender]
-            return [RefuseRow(sender, chunk, fault)]
+            return [RefuseRow(sender, chunk, fault), *self._answer()]
         self._rows[chunk][sender] = "held"
         self._n_held[chunk] += 1
-        effects: list[ExchangeEffect] = [GiveReceipt(sender, chunk)]
-        if self._n_held[chunk] == len(self._senders):
-            self._combining.add(chunk)
-            effects.append(CombineChunk(chunk, self._senders, self._weights))
+        return [GiveReceipt(sender, chunk), *self._combine([chunk]), *self._answer()]
+
+    def _combine(self, chunks: Iterable[int]) -> list[ExchangeEffect]:
+        """Combine those of these chunks that are all there and are not being combined of this set."""
+        effects: list[ExchangeEffect] = []
+        for chunk in chunks:
+            if self._n_held[chunk] == len(self._senders) and chunk not in self._combining:
+                self._combining.add(chunk)
+                effects.append(CombineChunk(chunk, self._senders, self._weights, self._set_number))
         return effects
+
+    def _is_awaited(self, chunk: int, set_number: int) -> bool:
+        """Whether a chunk's result of this set is due. One of an older set may still come, and counts for nothing."""
+        return set_number == self._set_number and chunk in self._combining and chunk not in self._results
+
+    def _receipted_by(self, reducer: str, chunks: Iterable[int]) -> None:
+        waiting = self._unreceipted.get(reducer, {})
+        for chunk in chunks:
+            if (reducer, chunk) in self._offered:
+                self._receipted.add((reducer, chunk))
+            waiting.pop(chunk, None)
+        if not waiting:
+            self._unreceipted.pop(reducer, None)
+
+    # -- a redeal ---------------------------------------------------------------------------------------------
+
+    def _redealt(self, event: Redealt) -> list[ExchangeEffect]:
+        self._number = event.number
+        old_set, old_mine = self._senders, self._mine
+        self._reducers = event.reducers
+        self._mine = self._dealt_to_me()
+        self._expired, self._stalled, self._asked = False, set(), ()
+        if event.set_number != self._set_number:
+            self._set_number = event.set_number
+            self._take_set(event.weights)
+            self._results.clear()
+            self._combining.clear()
+        effects = self._drop(old_set, old_mine)
+        effects += self._stop() + self._offer() + self._combine(self._mine)
+        if (self._senders, self._mine) != (old_set, old_mine):
+            self._reported = False
+            effects += self._report_once()
+        return effects
+
+    def _take_set(self, weights: Mapping[str, float]) -> None:
+        self._senders = tuple(sorted(weights))
+        self._weights = tuple(weights[peer] for peer in self._senders)
+        roots = {peer: self._roots[peer] for peer in self._senders}
+        self._set_hash = set_hash(self._plan, self._set_number, roots)
+
+    def _dealt_to_me(self) -> tuple[int, ...]:
+        return tuple(chunk for chunk, peers in enumerate(self._reducers) if self.me in peers)
+
+    def _drop(self, old_set: Sequence[str], old_mine: Sequence[int]) -> list[ExchangeEffect]:
+        """Forget rows of senders that are out and of chunks that are not this reducer's any more."""
+        effects: list[ExchangeEffect] = []
+        out, mine = set(old_set) - set(self._senders), set(self._mine)
+        for chunk in old_mine:
+            rows = self._rows[chunk]
+            effects += [DropRow(sender, chunk) for sender in sorted(rows) if chunk not in mine or sender in out]
+            if chunk not in mine:
+                del self._rows[chunk], self._n_held[chunk]
+                self._results.pop(chunk, None)
+                self._combining.discard(chunk)
+                continue
+            self._rows[chunk] = {sender: state for sender, state in rows.items() if sender not in out}
+            self._n_held[chunk] = sum(state == "held" for state in self._rows[chunk].values())
+        for chunk in self._mine:
+            self._rows.setdefault(chunk, {})
+            self._n_held.setdefault(chunk, 0)
+        return effects
+
+    def _stop(self) -> list[ExchangeEffect]:
+        """Stop offering chunks to who doesn't reduce them any more; all of them, if this member is out."""
+        effects: list[ExchangeEffect] = []
+        for peer, chunks in sorted(self._unreceipted.items()):
+            stopped = [chunk for chunk in chunks if self.me not in self._senders or peer not in self._reducers[chunk]]
+            if stopped:
+                effects.append(StopRows(peer, tuple(stopped)))
+            for chunk in stopped:
+                del chunks[chunk]
+        self._unreceipted = {peer: chunks for peer, chunks in self._unreceipted.items() if chunks}
+        return effects
+
+    def _offer(self) -> list[ExchangeEffect]:
+        """Offer each chunk to those of its reducers to whom it has not been offered."""
+        new: dict[str, list[int]] = {}
+        if self.me in self._senders:
+            for chunk, peers in enumerate(self._reducers):
+                for peer in peers:
+                    if (peer, chunk) not in self._offered:
+                        self._offered.add((peer, chunk))
+                        self._unreceipted.setdefault(peer, {})[chunk] = None
+                        new.setdefault(peer, []).append(chunk)
+        return [SendRows(peer, tuple(chunks)) for peer, chunks in sorted(new.items())]
+
+    # -- what the leader is told ------------------------------------------------------------------------------
+
+    def _report_once(self) -> list[ExchangeEffect]:
+        """The results, once those of all chunks that are dealt to this reducer now are there."""
+        if self._reported or not self._mine or len(self._results) < len(self._mine):
+            return []
+        self._reported = True
+        return self._report()
 
     def _report(self) -> list[ExchangeEffect]:
         return [ReportResults(self._set_hash, tuple(self._results[chunk] for chunk in self._mine))]
 
-    def _claim(self) -> list[ExchangeEffect]:
-        """What stands in the way of the results. Nothing is said while all rows are here and being combined."""
+    def _give_up(self) -> list[ExchangeEffect]:
+        self._unable = True
+        return [ReportMissing((), unable=True)]
+
+    def _claim(self, senders: Collection[str]) -> list[ExchangeEffect]:
+        """What of these senders' stands in the way of the results; nothing, while it is here and being combined."""
         if self._unable:
-            return [ReportMissing(())]
-        lacks = self.lacks()
-        if not lacks:
+            return [ReportMissing((), unable=True)]
+        lacks = _some([lack for lack in self.lacks() if lack[1] in senders])
+        return [ReportMissing(lacks)] if lacks else []
+
+    def _answer(self) -> list[ExchangeEffect]:
+        """The answer to an inquiry, once no row of theirs is being checked: what has come whole is not to be lost."""
+        asked = self._asked
+        if not asked or any(self._row_state(sender, chunk) == "checking" for chunk in self._mine for sender in asked):
             return []
-        first = {lack[1]: lack for lack in reversed(lacks)}
-        named = set(first.values())
-        most = sorted(named)[:LACKS_MOST]
-        rest = [lack for lack in lacks if lack not in named][: LACKS_MOST - len(most)]
-        return [ReportMissing((*most, *rest))]
+        self._asked = ()
+        return [ReportMissing(_some([lack for lack in self.lacks() if lack[1] in asked]), asked)]
+
+
+def _some(lacks: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """As many as one claim may name; the first of each sender's among them as long as that fits."""
+    first = {lack[1]: lack for lack in reversed(lacks)}
+    named = set(first.values())
+    most = sorted(named)[:LACKS_MOST]
+    return (*most, *[lack for lack in lacks if lack not in named][: LACKS_MOST - len(most)])
 
 
 def _named(peers: Sequence[str]) -> str:

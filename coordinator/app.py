@@ -8,18 +8,20 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from coordinator import listening
+from coordinator import listening, standby
 from coordinator.admission import Admission
 from coordinator.authority import Authority, CertificateError, Tls
 from coordinator.bulletin import Bulletin
 from coordinator.children import Supervised
 from coordinator.clock import RunClock
 from coordinator.control import Serving
-from coordinator.errors import CoordinatorError, StateError
+from coordinator.database import RESTORE, is_server
+from coordinator.errors import CoordinatorError, StateError, UsageError
 from coordinator.folder import (
     FolderLock,
     Founded,
@@ -30,22 +32,32 @@ from coordinator.folder import (
     read_seal_key,
 )
 from coordinator.journal import Journal
+from coordinator.lead import Lead
+from coordinator.leading.asking import GrpcChain
 from coordinator.leading.driver import Driver
+from coordinator.leading.learning import Learner
+from coordinator.leading.orders import open_orders
 from coordinator.leading.ports import Journal as Journalling
 from coordinator.leading.prober import GrpcProber
 from coordinator.leading.service import PortError, Service
 from coordinator.ledger_file import LedgerFile
 from coordinator.listening import Address
 from coordinator.observing import Launch, ObserverOrder, launch, starter
+from coordinator.orders import Desk, read_orders, revisions_of, waiting
+from coordinator.parent import ORPHANED
 from coordinator.places import Places, ServeOptions, find_places, remember
 from coordinator.rounds import policy
 from coordinator.rounds.machine import Rounds
 from coordinator.rounds.voter import Voter
 from coordinator.rows import empty_at_last, round_rows
 from coordinator.site import CoordinatorSite, Whereabouts, read_allowed
+from coordinator.standby import Here, Leading, Others, Standby, keep_lead
+from coordinator.web.pages import make_app
 from coordinator.web.pieces import Pieces
 from coordinator.web.server import WebServer
+from coordinator.web.waiting import make_waiting_app
 from coordinator.writer import Writer
+from protos import limits
 from protos.invite import Invite
 from protos.messages import Body, Standing
 from protos.sealer import KeySealer
@@ -77,6 +89,12 @@ def on_signals(say: Say) -> asyncio.Event:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signalled)
+
+    def orphaned() -> None:
+        if not stop.is_set():
+            signalled()
+
+    loop.add_signal_handler(ORPHANED, orphaned)
     return stop
 
 
@@ -105,8 +123,44 @@ async def serve(options: ServeOptions, say: Say, show: Say, outside: Outside = O
         stack.enter_context(FolderLock(folder))
         places = find_places(folder, options)
         http = stack.enter_context(listening.bind(places.http))
-        leader = await _leader(folder, founded, places, options, stack, say, outside)
-        await _serve(folder, founded, places, http, leader, stack, say, show, outside)
+        places = replace(places, listen=listening.reserve(places.listen))
+        host, port = places.public_host, int(http.getsockname()[1])
+        here = Here(listening.host_port(host, port), listening.host_port(host, places.listen.port), os.getpid())
+        leading = await _lead(folder, founded, places, http, here, options, say)
+        stack.callback(leading.journal.close)
+        leader = await _leader(folder, founded, leading, places, options, stack, say, outside)
+        await _serve(folder, founded, places, http, here, leader, stack, say, show, outside)
+
+
+async def _lead(
+    folder: RunFolder,
+    founded: Founded,
+    places: Places,
+    http: socket.socket,
+    here: Here,
+    options: ServeOptions,
+    say: Say,
+) -> Leading:
+    """The journal, once this process may lead; until then it stands by."""
+    run = founded.run
+    if not is_server(places.database):
+        if options.standby:
+            raise UsageError(
+                "--standby needs a database that both coordinators reach", "give --database postgresql://…"
+            )
+        journal = await asyncio.to_thread(Journal.open, places.database or folder.journal, run)
+        return await asyncio.to_thread(standby.begin, journal, folder, here, options.lease_s)
+    waiting = Standby(folder, run, places.database, here, patient=options.standby, lease_s=options.lease_s, say=say)
+    if not options.standby:
+        return await waiting.lead()
+    remember(folder, places, int(http.getsockname()[1]), places.listen.port, places.dht.port)
+    web = WebServer(make_waiting_app(waiting.about))
+    await web.start(http.dup())
+    say(f"stands by at http://{here.http}/healthz")
+    try:
+        return await waiting.lead()
+    finally:
+        await web.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +171,18 @@ class _Leader:
     tls: Tls
     clock: RunClock
     journal: Journal
+    lead: Lead
     writer: Writer
     bulletin: Bulletin
     driver: Driver
     admission: Admission
+    desk: Desk
 
 
 async def _leader(
     folder: RunFolder,
     founded: Founded,
+    leading: Leading,
     places: Places,
     options: ServeOptions,
     stack: AsyncExitStack,
@@ -139,28 +196,42 @@ async def _leader(
             "serve it with the version of Barnraise that made it",
         )
     identity, authority, seal_private = _keys(folder, founded)
-    journal = Journal.open(places.database or folder.journal, run)
-    stack.callback(journal.close)
+    journal, lost = leading.journal, leading.lost
     recovered = journal.recover()
-    clock = RunClock(journal.origin_unix_s(), recovered.run_time_s)
+    if lost:
+        say(
+            f"the database is an older copy than this folder knows: the coordinator signs nothing in round "
+            f"{recovered.body.round + 1}, which may have begun"
+        )
+    clock = RunClock(journal.origin_unix_s(), recovered.run_time_s, off_by_s=options.clock_offset_s)
     writer = Writer(journal, clock)
     stack.push_async_callback(writer.close)
     rows = round_rows(journal, spec)
     file = LedgerFile(folder.ledger, rows)
     stack.callback(file.close)
     promise = recovered.promise
+    orders = read_orders(journal, run, identity.peer)
+    revisions = revisions_of(founded, orders)
+    if (spec_now := revisions.specs.get(recovered.ledger.spec_revision)) is None:
+        raise StateError(
+            f"the database has lost revision {recovered.ledger.spec_revision} of the run's settings", RESTORE
+        )
+    pending = waiting(orders, recovered.ledger, journal)
+    voted = decode(Body, promise.proposal.body) if promise is not None and promise.proposal else None
     rounds = Rounds(
         identity.peer,
-        spec,
+        spec_now,
         recovered.ledger,
         recovered.commit,
         KeySealer(identity, run),
         now=clock.now(),
         coordinator=identity.peer,
-        opened=recovered.opened,
+        opened=max(recovered.opened, 0) if lost else recovered.opened,  # number 0 may have been used
         epoch=recovered.epoch,
-        voter=Voter(identity.peer, promise),
-        voter_body=decode(Body, promise.proposal.body) if promise is not None and promise.proposal else None,
+        voter=Voter(identity.peer, promise, lost=lost),
+        voter_body=voted,
+        voter_orders=open_orders(voted, run, identity.peer) if voted is not None else (),
+        specs=revisions.specs,
         relay=options.relay,
     )
     val_loss = next((row["val_loss"] for row in reversed(rows) if row["val_loss"] is not None), None)
@@ -168,7 +239,7 @@ async def _leader(
         run, identity.peer, spec, journal, file,
         val_loss=val_loss, empty=empty_at_last(rows), flushed=writer.flushed, say=say,
     )  # fmt: skip
-    tls = authority.issue_own(identity.peer, _today())
+    tls = authority.issue_own(identity.peer, _today(options.clock_offset_s))
     driver = Driver(
         rounds,
         recovered.ledger,
@@ -176,7 +247,9 @@ async def _leader(
         prober=GrpcProber(tls),
         clock=clock,
         audience=bulletin,
-        paused=recovered.paused,
+        orders=pending,
+        may_sign=journal.check_lead,
+        learner=Learner(run, identity.peer, GrpcChain(tls), writer),
     )
     admission = Admission(
         spec,
@@ -187,9 +260,13 @@ async def _leader(
         journal,
         allowed=lambda: read_allowed(folder.allowed),
         banned=lambda peer: driver.ledger.standing.get(peer) is Standing.BANNED,
-        today=_today,
+        today=lambda: _today(options.clock_offset_s),
     )
-    return _Leader(identity, tls, clock, journal, writer, bulletin, driver, admission)
+    desk = Desk(
+        folder, founded, journal, revisions, pending,
+        books=lambda: driver.ledger, write=writer.run, give=driver.order, run_time_s=clock.run_time_s,
+    )  # fmt: skip
+    return _Leader(identity, tls, clock, journal, leading.lead, writer, bulletin, driver, admission, desk)
 
 
 async def _serve(
@@ -197,6 +274,7 @@ async def _serve(
     founded: Founded,
     places: Places,
     http: socket.socket,
+    here: Here,
     leader: _Leader,
     stack: AsyncExitStack,
     say: Say,
@@ -205,31 +283,45 @@ async def _serve(
 ) -> None:
     """Open the ports, start the observer, and serve until told to stop."""
     run, spec, identity, admission = founded.run, founded.spec, leader.identity, leader.admission
-    service = Service(run, leader.tls, leader.driver, leader.clock, observer=lambda: admission.observer)
+    deadlines = spec.deadlines
+    service = Service(
+        run,
+        leader.tls,
+        leader.driver,
+        leader.clock,
+        observer=lambda: admission.observer,
+        coordinator=identity.peer,
+        beat_s=deadlines.heartbeat_s,
+        silence_s=2 * deadlines.heartbeat_timeout_s,
+    )
     line_port = await _listen(service, places.listen)
     stack.push_async_callback(service.stop, 0)
     dht = listening.reserve(places.dht)
     host, http_port = places.public_host, int(http.getsockname()[1])
+    line = listening.host_port(host, line_port)
+    lines = tuple(listening.host_port(each, line_port) for each in places.public_hosts)
+    whereabouts = Whereabouts(founded, identity, lines, leader.clock)
+    await leader.writer.run(lambda: leader.lead.meet(here.http, line))
     secret = secrets.token_urlsafe(24)
     site = CoordinatorSite(
         founded,
         leader.driver,
         leader.bulletin,
         admission,
-        leader.journal,
         leader.writer,
         leader.clock,
         Pieces(folder.data, spec.data),
-        Whereabouts(founded, identity, (listening.host_port(host, line_port),), leader.clock),
+        whereabouts,
         secret,
+        leader.desk,
     )
-    web = WebServer(site)
+    web = WebServer(make_app(site))
     local = listening.host_port(listening.local_host(places.http.host), http_port)
     order = ObserverOrder(
         invite=str(Invite(run, (local,))),
         listen=listening.host_port(places.listen.host, 0),
         dht=str(dht),
-        advertise=places.advertise,
+        advertise=",".join(listening.bracketed(each) for each in places.public_hosts),
     )
     start = starter(folder, run, identity, admission, leader.clock, order, outside.launch_observer)
     observer = Supervised("observer", start, leader.bulletin.said)
@@ -238,7 +330,9 @@ async def _serve(
     await web.start(http)
     stack.push_async_callback(web.stop)
     remember(folder, places, http_port, line_port, dht.port)
-    invite = Invite(run, (listening.host_port(host, http_port),))
+    others = Others(here, line, whereabouts, await leader.writer.run(leader.lead.beat))
+    more = [listening.host_port(each, http_port) for each in places.public_hosts[1:]]
+    invite = Invite(run, (here.http, *more, *others.http)[: limits.ADDRESSES])
     Serving(local, secret, os.getpid(), run, str(invite)).write(folder)
     stack.callback(folder.serving.unlink, missing_ok=True)
     if spec.membership.admission == "invite":
@@ -250,16 +344,23 @@ async def _serve(
     show(f"page   http://{listening.host_port(host, http_port)}/")
     if listening.is_loopback(host):
         say("this invite works on this machine only; listen on 0.0.0.0 or give --advertise HOST for others")
-    await _until_stopped(stop, leader.driver, leader.bulletin, service, observer)
+    beating = keep_lead(leader.lead, leader.writer, lambda met: others.learn(met, run, say))
+    await _until_stopped(stop, leader.driver, leader.bulletin, service, observer, beating)
 
 
 async def _until_stopped(
-    stop: asyncio.Event, driver: Driver, bulletin: Bulletin, service: Service, observer: Supervised
+    stop: asyncio.Event,
+    driver: Driver,
+    bulletin: Bulletin,
+    service: Service,
+    observer: Supervised,
+    beating: Coroutine[Any, Any, None],
 ) -> None:
     """Run the tasks until the signal or the first failure; then end them in order, within seconds."""
     try:
         async with asyncio.TaskGroup() as tasks:
             leading = tasks.create_task(driver.run(), name="driver")
+            keeping = tasks.create_task(beating, name="lease")
             showing = tasks.create_task(bulletin.run(), name="bulletin")
             observing = tasks.create_task(observer.run(), name="observer")
             await stop.wait()
@@ -269,6 +370,7 @@ async def _until_stopped(
             await service.stop(LINES_GRACE_S)
             await asyncio.wait((observing,))
             showing.cancel()
+            keeping.cancel()
     except* CoordinatorError as group:
         raise _first(group) from group
     except* Exception as group:
@@ -307,5 +409,5 @@ async def _listen(service: Service, address: Address) -> int:
         raise listening.taken(place) from error
 
 
-def _today() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
+def _today(off_by_s: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=off_by_s)

@@ -239,6 +239,7 @@ def status_of(run: PeerId, leader: PeerId, view: View, now: Instant) -> dict[str
             "reachable": member.reachable,
             "last_seen_s": max(0.0, now - member.last_seen_at),
             "observer": member.observer,
+            "idle_share": member.idle_share,
         }
         for member in view.members
     ]

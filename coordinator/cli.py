@@ -23,6 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong on a line is 
 
 # The commands import what they need when they run: `--help` takes no second.
 from coordinator.errors import CoordinatorError, UsageError
+from coordinator.parent import ORPHANED
 
 T = TypeVar("T")
 
@@ -88,7 +89,12 @@ def serve(
     dht: Annotated[str, typer.Option(metavar="HOST:PORT", help="The observer's DHT. [0.0.0.0:8472]")] = "",
     advertise: Annotated[str, typer.Option(metavar="HOST", help="The host that others reach this machine by.")] = "",
     database: Annotated[str, typer.Option(metavar="URL", help="Instead of the SQLite file in DIR.")] = "",
+    standby: Annotated[bool, typer.Option("--standby", help="Wait while another leads; then take over.")] = False,
+    lease: Annotated[
+        float | None, typer.Option(min=1.0, metavar="SECONDS", help="Silent for longer, one loses the lead. [15]")
+    ] = None,
     parent_pid: Annotated[int, typer.Option(hidden=True)] = 0,
+    clock_offset: Annotated[float, typer.Option(hidden=True)] = 0.0,
 ) -> None:
     """Serve a run until SIGINT or SIGTERM. Prints the invite and the page's address."""
     if parent_pid:
@@ -97,9 +103,13 @@ def serve(
         end_with(parent_pid)
     from coordinator.app import serve as serve_run
     from coordinator.display import say_plainly
+    from coordinator.lead import LEASE_S
     from coordinator.places import ServeOptions
 
-    options = ServeOptions(data.absolute(), http, listen, dht, advertise, database)
+    options = ServeOptions(
+        data.absolute(), http, listen, dht, advertise, database, standby=standby, lease_s=lease or LEASE_S,
+        clock_offset_s=clock_offset,
+    )  # fmt: skip
     _run(serve_run(options, say_plainly, lambda text: print(text, flush=True)))
 
 
@@ -134,20 +144,123 @@ def ledger(data: DataOption = HERE, as_json: JsonOption = False) -> None:
     Console().print(display.round_table(rows))
 
 
+KeyOption = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE", help="Sign with this key instead of the folder's.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the signed order here; give it later, elsewhere.")
+]
+NumberOption = Annotated[int, typer.Option("--number", min=0, help="The order's number; 0: the next one.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="What members and the ledger are told.")]
+
+
 @app.command()
-def pause(data: DataOption = HERE) -> None:
+def pause(
+    data: DataOption = HERE,
+    reason: ReasonOption = "",
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
     """Have the run wait, under any leader, until it is resumed."""
-    from coordinator import operating
-
-    print(_run(operating.pause(data.absolute(), paused=True)))
+    _command("pause", data, key, out, number, reason=reason)
 
 
 @app.command()
-def resume(data: DataOption = HERE) -> None:
-    """Have a paused run go on."""
-    from coordinator import operating
+def resume(
+    data: DataOption = HERE,
+    reason: ReasonOption = "",
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
+    """Have a run go on that was paused, or that is to end."""
+    _command("resume", data, key, out, number, reason=reason)
 
-    print(_run(operating.pause(data.absolute(), paused=False)))
+
+@app.command()
+def end(
+    data: DataOption = HERE,
+    after: Annotated[int, typer.Option(min=0, metavar="ROUND", help="The last round; 0: at once.")] = 0,
+    reason: ReasonOption = "",
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
+    """End the run: every member stops with its state, for this reason."""
+    _command("end", data, key, out, number, reason=reason, round_=after)
+
+
+@app.command()
+def amend(
+    data: DataOption = HERE,
+    sets: SetOption = None,
+    begins: Annotated[
+        int, typer.Option("--from", min=0, metavar="ROUND", help="The first round under it; 0: the next one.")
+    ] = 0,
+    reason: ReasonOption = "",
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
+    """Change settings of the run from a round on, such as --set inner.lr=0.001."""
+    _command("amend", data, key, out, number, reason=reason, round_=begins, sets=tuple(sets or ()))
+
+
+@app.command()
+def rollback(
+    round_: Annotated[int, typer.Argument(min=0, metavar="ROUND", help="Whose state the run goes back to.")],
+    data: DataOption = HERE,
+    reason: ReasonOption = "",
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
+    """Go back to the state after a round; what came after it is orphaned."""
+    _command("rollback", data, key, out, number, reason=reason, round_=round_)
+
+
+@app.command()
+def evict(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="A peer id, or at least its last six characters.")],
+    data: DataOption = HERE,
+    reason: ReasonOption = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Let an evicted peer come back.")] = False,
+    key: KeyOption = None,
+    out: OutOption = None,
+    number: NumberOption = 0,
+) -> None:
+    """Put a peer out of the run: no seat, no vote, and nobody answers it any more."""
+    _command("resume" if undo else "evict", data, key, out, number, reason=reason, peer=peer)
+
+
+@app.command()
+def order(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What --out wrote.")], data: DataOption = HERE
+) -> None:
+    """Give an order that was signed elsewhere."""
+    from coordinator import commanding
+
+    print(_run(commanding.hand_over(data.absolute(), file.absolute())))
+
+
+def _command(
+    kind: str,
+    data: Path,
+    key: Path | None,
+    out: Path | None,
+    number: int,
+    *,
+    reason: str,
+    peer: str = "",
+    round_: int = 0,
+    sets: tuple[str, ...] = (),
+) -> None:
+    from coordinator.commanding import Handling, Wish, command
+    from protos.orders import Kind
+
+    handling = Handling(key and key.absolute(), out and out.absolute(), number)
+    print(_run(command(data.absolute(), Wish(Kind(kind), peer, round_, reason, sets), handling)))
 
 
 @app.command()
@@ -251,6 +364,12 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, signalled)
+
+        def orphaned() -> None:
+            if not asked:
+                signalled()
+
+        loop.add_signal_handler(ORPHANED, orphaned)
         try:
             return await task
         except asyncio.CancelledError:

@@ -14,13 +14,15 @@ class RunClock:
         origin_unix_s: when the run was made.
         recorded_run_s: the latest instant that the journal knows. If the calendar was set back while nobody served,
             the run's clock goes on from there.
+        off_by_s: so many seconds this machine's clock and calendar are wrong.
     """
 
-    def __init__(self, origin_unix_s: float, recorded_run_s: float) -> None:
-        self._base_s = max(time.time() - origin_unix_s, recorded_run_s, 0.0) - time.monotonic()
+    def __init__(self, origin_unix_s: float, recorded_run_s: float, *, off_by_s: float = 0.0) -> None:
+        self._off_by_s = off_by_s
+        self._base_s = max(time.time() + off_by_s - origin_unix_s, recorded_run_s, 0.0) - self.now()
 
     def now(self) -> Instant:
-        return Instant(time.monotonic())
+        return Instant(time.monotonic() + self._off_by_s)
 
     def run_time_s(self) -> float:
-        return self._base_s + time.monotonic()
+        return self._base_s + self.now()

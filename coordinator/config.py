@@ -23,12 +23,16 @@ from protos.runspec import (
     DeadlineSpec,
     EvaluationSpec,
     InnerSpec,
+    KeepSpec,
     MembershipSpec,
     OuterSpec,
     Part,
     Positive,
     RuleSpec,
+    RunSpec,
     WorkSpec,
+    changed_keys,
+    tunable_keys,
 )
 
 PresetName = Literal["tiny", "150M", "1B", "7B"]
@@ -64,6 +68,7 @@ class RunConfig(Part):
     deadlines: DeadlineSpec = DeadlineSpec()
     membership: MembershipSpec = MembershipSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
+    keep: KeepSpec = KeepSpec()
 
     @model_validator(mode="after")
     def _batch_is_whole_sequences(self) -> RunConfig:
@@ -148,6 +153,38 @@ def load(preset: str | None, file: Path | None, sets: Iterable[str]) -> RunConfi
         raise _explained(error, sources) from error
     except (TypeError, ValueError) as error:  # dates and infinities of TOML have no JSON
         raise UsageError(f"the configuration holds a value of a kind that no setting has: {error}") from error
+
+
+def amend(spec: RunSpec, sets: Iterable[str]) -> RunSpec:
+    """The next revision of a RunSpec, with these settings changed.
+
+    Raises UsageError that names key and value; for what can't change while the run goes on, too.
+    """
+    content = spec.model_dump(mode="json")
+    sources: dict[str, str] = {}
+    tunable = tunable_keys()
+    for text in sets:
+        layer = _parse_set(text)
+        _refuse_unknown(RunConfig, layer, f"--set {text}", "")
+        key = text.partition("=")[0].strip()
+        if key not in tunable:
+            close = difflib.get_close_matches(key, tunable, n=1, cutoff=0.5)
+            near = f"did you mean {close[0]}?" if close else f"these can: {', '.join(tunable)}"
+            raise UsageError(f"{key} can't change while the run goes on", near)
+        _merge(content, layer, f"--set {text}", sources, "")
+    if not sources:
+        raise UsageError("nothing is to be changed", "give --set KEY=VALUE, such as --set inner.lr=0.001")
+    _refuse_unknown_names(content, sources)
+    content["revision"] = spec.revision + 1
+    try:
+        amended = RunSpec.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        raise _explained(error, sources) from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a setting holds a value of a kind that none has: {error}") from error
+    if not changed_keys(spec, amended.model_copy(update={"revision": spec.revision})):
+        raise UsageError("the run has these settings already", "coordinator status shows which revision is in force")
+    return amended
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from coordinator.errors import StateError, UnreachableError
+from coordinator.errors import OrderRefused, StateError, UnreachableError
 from coordinator.folder import PRIVATE, RunFolder, read_json, write_json
 from coordinator.parent import is_alive
 from protos.messages import PeerId
@@ -86,25 +86,36 @@ class Caller:
             rows += found
             after_round = int(found[-1]["round"])
 
-    async def operate(self, word: str) -> None:
-        await self._call("POST", f"/v1/operate/{word}")
+    async def order(self, envelope: bytes) -> dict[str, Any]:
+        """Hand a signed order over; its number and kind, once it is journalled. Raises OrderRefused."""
+        found = await self._call("POST", "/v1/orders", envelope)
+        return found if isinstance(found, dict) else {}
+
+    async def run_info(self, revision: int = 0) -> bytes:
+        """RunInfo, encoded, with this revision of the RunSpec; 0: the one in force."""
+        found = await self._call("GET", f"/v1/run?revision={revision}", as_json=False)
+        return found if isinstance(found, bytes) else b""
 
     async def digests(self) -> dict[str, dict[str, str]]:
         """By commit hash, what each peer said that its state's digest is after it."""
         found = await self._call("GET", "/api/digests")
         return found if isinstance(found, dict) else {}
 
-    async def _call(self, method: str, path: str) -> Any:
+    async def _call(self, method: str, path: str, data: bytes | None = None, *, as_json: bool = True) -> Any:
         if self._session is None:
             raise RuntimeError("a Caller is entered before it calls")
         headers = {"Authorization": f"Bearer {self._serving.secret}"}
         try:
-            async with self._session.request(method, path, headers=headers) as response:
+            async with self._session.request(method, path, headers=headers, data=data) as response:
+                if response.status == 200 and not as_json:
+                    return await response.read()
                 content = await response.json()
-                if response.status != 200:
-                    reason = content.get("reason") if isinstance(content, dict) else ""
-                    raise StateError(f"the coordinator answers {response.status}: {reason}")
-                return content
+                if response.status == 200:
+                    return content
+                reason = content.get("reason") if isinstance(content, dict) else ""
+                if response.status == 409:
+                    raise OrderRefused(str(reason))
+                raise StateError(f"the coordinator answers {response.status}: {reason}")
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
             raise UnreachableError(
                 f"the coordinator (process {self._serving.pid}) doesn't answer at {self._serving.http}: {error}",

@@ -1,6 +1,6 @@
 """The tables of the journal, and transactions on them: durable when they end, every failure one of our errors.
 
-SQLite with a write-ahead log and full sync, or whatever SQLAlchemy reaches by a URL; nothing that PostgreSQL lacks.
+SQLite with a write-ahead log and full sync, or PostgreSQL by a URL. Who may append is `lead`'s to say.
 """
 
 from __future__ import annotations
@@ -25,14 +25,28 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
+    make_url,
     text,
 )
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from coordinator.errors import MachineError, StateError, UsageError
 
 RESTORE = "move it away and restore a copy; the members of the run hold the chain too"
 _BUSY_MS = 10_000
+"""So long an append waits for somebody else's lock on a table."""
+_LIVELY = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # ms
+    "application_name": "barnraise",
+}
+"""libpq's settings unless the URL has others: a line that is dead is noticed within some 10 s."""
+_PERMISSION_DENIED = "42501"  # SQLSTATE
 
 metadata = MetaData()
 _serial = BigInteger().with_variant(Integer, "sqlite")
@@ -115,43 +129,81 @@ orders = Table(
     Column("content", Text, nullable=False),
     Column("at_run_s", Float, nullable=False),
 )
+leadership = Table(  # one row
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("term", BigInteger, nullable=False),  # of who may append; counts up
+    Column("holder", Text, nullable=False),  # its name, for people
+    Column("lease_s", Float, nullable=False),  # silent for longer, it may be put out
+    Column("beat_at", Float, nullable=False),  # its last sign of life, by the database's clock, seconds since 1970
+)
+coordinators = Table(  # where they are: it decides nothing, and needs no term
+    "coordinators",
+    metadata,
+    Column("http", String(300), primary_key=True),
+    Column("line", String(300), nullable=False),
+    Column("seen_at", Float, nullable=False),  # as beat_at
+)
+ADDED = frozenset({leadership.name, coordinators.name})
+"""Tables that a journal has once somebody leads from it."""
+EXPECTED = frozenset(metadata.tables) - ADDED
+
+
+def is_server(place: str) -> bool:
+    """Whether a URL leads to a server that several coordinators can reach."""
+    return place.partition(":")[0].partition("+")[0] in ("postgresql", "postgres")
 
 
 class Database:
     """Transactions on one database. `where` names it in messages."""
 
     def __init__(self, place: Path | str) -> None:
-        """A path of SQLite, or a URL. Raises UsageError for a URL that nothing here can open."""
+        """A path of SQLite, or a URL.
+
+        Raises UsageError for a URL that nothing here can open, MachineError where its driver is not installed.
+        """
         self.where = str(place)
         try:
-            if isinstance(place, Path):
-                self._engine = create_engine(f"sqlite:///{place}")
+            url = URL.create("sqlite", database=str(place)) if isinstance(place, Path) else make_url(place)
+            if not isinstance(place, Path):
+                self.where = url.render_as_string(hide_password=True)
+            if url.drivername in ("postgresql", "postgres"):
+                url = url.set(drivername="postgresql+psycopg")
+            if url.get_backend_name() not in ("sqlite", "postgresql"):
+                raise ArgumentError(f"{url.get_backend_name()} is not supported")
+            if url.get_backend_name() == "sqlite":
+                self.engine = create_engine(url)
             else:
-                self._engine = create_engine(place)
-                self.where = self._engine.url.render_as_string(hide_password=True)
-        except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+                lively = {name: value for name, value in _LIVELY.items() if name not in url.query}
+                self.engine = create_engine(url, connect_args=lively, pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise MachineError(
+                f"--database {self.where} needs a driver that is not installed: {error}",
+                "install it with: bash deploy/install.sh postgres (or pip install 'psycopg[binary]')",
+            ) from error
+        except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
             raise UsageError(
                 f"--database {self.where} can't be opened: {error}", "give sqlite:///PATH or postgresql://…"
             ) from error
-        if self._engine.dialect.name == "sqlite":
-            _tune(self._engine)
+        if self.is_sqlite:
+            _tune(self.engine)
 
     @property
     def is_sqlite(self) -> bool:
-        return self._engine.dialect.name == "sqlite"
+        return self.engine.dialect.name == "sqlite"
 
     def close(self) -> None:
-        self._engine.dispose()
-
-    @contextmanager
-    def appending(self) -> Iterator[Connection]:
-        """A transaction: on disk when it ends without an exception, else without a trace."""
-        with self._explained(), self._engine.begin() as connection:
-            yield connection
+        self.engine.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._explained(), self._engine.connect() as connection:
+        """All that is read inside is of one moment, whatever is appended meanwhile."""
+        with self.explained(), self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql("BEGIN")
+            else:
+                connection.execution_options(isolation_level="REPEATABLE READ")
             yield connection
 
     def check(self) -> None:
@@ -163,17 +215,29 @@ class Database:
                 raise StateError(f"the database {self.where} is damaged: {found[0]}", RESTORE)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
+        """Whatever goes wrong inside becomes a MachineError or a StateError that names the database."""
         try:
             yield
         except OperationalError as error:
             raise MachineError(
-                f"the database {self.where} can't be used: {error.orig}", "check disk, permissions and address"
+                f"the database {self.where} can't be used: {one_line(error.orig)}",
+                "check disk, permissions and address",
             ) from error
         except DatabaseError as error:
-            raise StateError(f"the database {self.where} is damaged: {error.orig}", RESTORE) from error
+            if getattr(error.orig, "sqlstate", None) == _PERMISSION_DENIED:
+                raise MachineError(
+                    f"the database {self.where} can't be used: {one_line(error.orig)}",
+                    "let this role create and write tables there",
+                ) from error
+            raise StateError(f"the database {self.where} is damaged: {one_line(error.orig)}", RESTORE) from error
         except SQLAlchemyError as error:
-            raise StateError(f"the database {self.where} can't be used: {error}", RESTORE) from error
+            raise StateError(f"the database {self.where} can't be used: {one_line(error)}", RESTORE) from error
+
+
+def one_line(error: object) -> str:
+    """What a driver says, which may be a paragraph."""
+    return " ".join(str(error).split())
 
 
 def _tune(engine: Engine) -> None:

@@ -5,6 +5,7 @@
     ├── MachineError            3  this machine can't do it as asked: memory, disk, folder, port, a dependency
     ├── UnreachableError        4  nobody could be reached; worth retrying
     ├── RefusedError            5  refused; retrying won't help
+    │   └── OrderRefused              an order that the run can't obey
     └── StateError              6  local state is damaged or in use by another process
 
 Numbers are never reused. 0 is done, 64 is taken by the node.
@@ -38,6 +39,10 @@ class UnreachableError(CoordinatorError):
 
 class RefusedError(CoordinatorError):
     exit_code = 5
+
+
+class OrderRefused(RefusedError):
+    pass
 
 
 class StateError(CoordinatorError):

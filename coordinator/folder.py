@@ -90,6 +90,11 @@ class RunFolder:
         return self.path / "serve.json"
 
     @property
+    def term(self) -> Path:
+        """The last term that was led from this folder: a database that knows none so high is an old copy."""
+        return self.path / "term.json"
+
+    @property
     def ports(self) -> Path:
         """The addresses of the last time, since people hold invites that name them."""
         return self.path / "ports.json"

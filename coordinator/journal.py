@@ -1,35 +1,41 @@
 """What the coordinator must not forget, each append durable before it returns.
 
 What a decision rests on (commits, promises, admissions, orders) stands apart from observations, which no decision rests
-on. Appends come from one thread (`writer.Writer`), so nobody waits for a lock; readers come from any.
+on. Appends come from one thread (`writer.Writer`), so nobody waits for a lock, and each belongs to a term (`lead`).
+Readers come from any.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, delete, func, insert, inspect, select
+from sqlalchemy import Connection, delete, func, insert, inspect, select, update
 
 from coordinator import database
+from coordinator.aside import Aside
+from coordinator.books import broken_link, refold
 from coordinator.database import RESTORE, Database
 from coordinator.errors import StateError
+from coordinator.lead import LEASE_S, Contender, Held, Lead
+from coordinator.leading.learning import Past
 from coordinator.leading.ports import Observation
 from coordinator.rounds.events import Opened
-from coordinator.rounds.ledger import Ledger, LedgerError, fold, genesis
+from coordinator.rounds.ledger import Ledger, LedgerError
 from protos.hashes import commit_hash
-from protos.messages import ZERO_HASH, AttemptFailed, Body, Commit, PeerId, Promise, Proposal
+from protos.messages import AttemptFailed, Body, Commit, PeerId, Promise, Proposal
 from protos.wire import WireError, decode, encode
 
 SCHEMA_VERSION = 1
 _RECORDS_KEPT = 16
 """Promises, openings and proposals of so many rounds are kept; they matter in the current one."""
 _LINKS_CHECKED = 256
+_UNDONE = "undone"
+"""The kind of the rows that say which rounds a rollback has undone; what is in force is the chain's to say."""
 
 M = TypeVar("M")
 
@@ -44,7 +50,8 @@ class Entry:
     failed: tuple[AttemptFailed, ...]
     nominal_step: int
     tokens: int
-    orphaned: bool
+    orphaned: bool  # on a branch that was given up
+    undone: bool  # of the chain, but before a rollback and after what that goes back to
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +64,18 @@ class Recovered:
     epoch: int  # the latest that this leader has opened for the current round, or the head's
     opened: int  # highest attempt opened in the current round of that epoch, -1: none
     promise: Promise | None  # own voter record, of the current round or an earlier one
-    paused: bool
     run_time_s: float  # the latest instant of the run's clock that the journal knows
 
 
-class Journal:
-    """All methods raise StateError for a damaged database and MachineError where the disk refuses."""
+class Journal(Aside):
+    """All methods raise StateError for a damaged database and MachineError where the disk refuses.
+
+    Appends need a term (`begin_term`, or the one given to `open`) and raise LeadLost once another one has begun.
+    """
 
     def __init__(self, opened: Database, run: PeerId) -> None:
-        self._database = opened
-        self.run = run
+        super().__init__(opened, run)
+        self.lead: Lead | None = None
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -76,8 +85,8 @@ class Journal:
     ) -> Journal:
         """A new database with commit 0. `origin_unix_s` is the instant from which the run's clock counts."""
         journal = cls(Database(place), run)
-        with journal._database.appending() as connection:
-            database.metadata.create_all(connection)
+        journal.begin_term("the founding")
+        with journal._appending() as connection:
             if connection.execute(select(func.count()).select_from(database.facts)).scalar_one():
                 raise StateError(
                     f"the database {journal._database.where} holds a run already", "give another --database"
@@ -90,16 +99,53 @@ class Journal:
         return journal
 
     @classmethod
-    def open(cls, place: Path | str, run: PeerId) -> Journal:
+    def open(cls, place: Path | str | Database, run: PeerId, *, with_lead: Lead | None = None) -> Journal:
         """Open and check: readable, whole, of this schema and this run."""
         if isinstance(place, Path) and not place.exists():
             raise StateError(f"the database {place} is missing", RESTORE)
-        journal = cls(Database(place), run)
-        journal._check()
+        journal = cls(place if isinstance(place, Database) else Database(place), run)
+        journal.lead = with_lead
+        try:
+            journal._check()
+        except BaseException:
+            journal._database.close()
+            raise
         return journal
 
     def close(self) -> None:
+        """Give the lead back, if this journal has it, and close the database."""
+        if self.lead is not None:
+            self.lead.close()
         self._database.close()
+
+    def begin_term(self, holder: str, lease_s: float = LEASE_S, *, above: int = 0) -> int:
+        """Lead from here on, under this name, in a term higher than any before and than `above`; its number.
+
+        Raises StateError where another coordinator leads.
+        """
+        if self.lead is None:
+            contender = Contender(self._database, self.run)
+            found = contender.ask()
+            contender.close()
+            if isinstance(found, Held):
+                raise StateError(
+                    f"the database {self._database.where} is led from by {found.holder or 'another coordinator'}",
+                    "give the order there, or serve with --standby",
+                )
+            self.lead = found
+        return self.lead.begin(holder, lease_s, above=above)
+
+    def check_lead(self) -> None:
+        """Raises LeadLost where this process may sign and send nothing more, as far as it can tell by itself."""
+        if self.lead is not None:
+            self.lead.check()
+
+    @contextmanager
+    def _appending(self) -> Iterator[Connection]:
+        if self.lead is None:
+            raise RuntimeError("a term is begun before anything is appended")
+        with self.lead.appending() as connection:
+            yield connection
 
     def _check(self) -> None:
         self._database.check()
@@ -122,7 +168,7 @@ class Journal:
 
     def persist(self, entry: Opened | Promise | Proposal) -> None:
         """What must be on disk before anything that follows from it is sent."""
-        with self._database.appending() as connection:
+        with self._appending() as connection:
             match entry:
                 case Opened(epoch, round_, attempt):
                     connection.execute(insert(database.opened).values(epoch=epoch, round=round_, attempt=attempt))
@@ -140,15 +186,27 @@ class Journal:
         after: Ledger,
         failed: Sequence[AttemptFailed],
         at_run_s: float,
+        *,
+        went_back_to: int | None = None,
     ) -> None:
-        """The next commit of the ledger. Repeating it changes nothing."""
-        with self._database.appending() as connection:
-            known = select(database.commits.c.id).where(database.commits.c.hash == after.head.hex())
-            if connection.execute(known).first() is not None:
+        """The next commit of the ledger. Repeating it changes nothing.
+
+        `went_back_to`: the round that a rollback in it goes back to.
+        """
+        with self._appending() as connection:
+            is_it = database.commits.c.hash == after.head.hex()
+            known = connection.execute(select(database.commits.c.orphaned).where(is_it)).first()
+            if known is not None:
+                if known.orphaned:  # the branch that was given up once is followed again
+                    connection.execute(update(database.commits).where(is_it).values(orphaned=False))
+                    self._keep_books(connection, after)
                 return
             self._insert_commit(
                 connection, commit, body, after, failed, nominal_step=before.nominal_step, at_run_s=at_run_s
             )
+            if went_back_to is not None:
+                span = json.dumps([went_back_to, body.round])
+                connection.execute(insert(database.orders).values(kind=_UNDONE, content=span, at_run_s=at_run_s))
             for table in (database.opened, database.promises, database.proposals):
                 connection.execute(delete(table).where(table.c.round < body.round - _RECORDS_KEPT))
 
@@ -180,8 +238,19 @@ class Journal:
                 orphaned=False,
             )
         )
+        self._keep_books(connection, ledger)
+
+    def _keep_books(self, connection: Connection, ledger: Ledger) -> None:
         connection.execute(delete(database.ledgers))
         connection.execute(insert(database.ledgers).values(hash=ledger.head.hex(), content=ledger.to_bytes()))
+
+    def orphan(self, fork: Ledger) -> None:
+        """Another branch goes on from this head: the commits after it stay, but are no part of the chain any more."""
+        chain = database.commits.c
+        with self._appending() as connection:
+            later = chain.round > fork.round
+            connection.execute(update(database.commits).where(later, chain.orphaned.is_(False)).values(orphaned=True))
+            self._keep_books(connection, fork)
 
     def observe(self, observations: Sequence[Observation], at_run_s: float) -> None:
         """What somebody measured or claims: beside the ledger, never in it."""
@@ -196,15 +265,30 @@ class Journal:
             for each in observations
         ]
         if rows:
-            with self._database.appending() as connection:
+            with self._appending() as connection:
                 connection.execute(insert(database.observations), rows)
 
-    def order(self, kind: str, content: Mapping[str, Any], at_run_s: float) -> None:
+    def order(self, kind: str, envelope: bytes, at_run_s: float) -> None:
         """What the operator ordered, before it is obeyed."""
-        with self._database.appending() as connection:
-            connection.execute(
-                insert(database.orders).values(kind=kind, content=json.dumps(content), at_run_s=at_run_s)
-            )
+        with self._appending() as connection:
+            connection.execute(insert(database.orders).values(kind=kind, content=envelope.hex(), at_run_s=at_run_s))
+
+    def orders(self) -> list[bytes]:
+        """The envelopes of all orders that were ever given here, oldest first."""
+        rows = database.orders.c
+        wanted = select(rows.content).where(rows.kind != _UNDONE).order_by(rows.id)
+        with self._database.reading() as connection:
+            try:
+                return [bytes.fromhex(content) for content in connection.execute(wanted).scalars()]
+            except ValueError as error:
+                told = f"the database {self._database.where} is damaged: an order is none"
+                raise StateError(told, RESTORE) from error
+
+    def _undone(self, connection: Connection) -> list[tuple[int, int]]:
+        """Of each rollback the round that it went back to, and its own."""
+        wanted = select(database.orders.c.content).where(database.orders.c.kind == _UNDONE)
+        spans = [json.loads(content) for content in connection.execute(wanted).scalars()]
+        return [(int(first), int(last)) for first, last in spans]
 
     def admit(
         self, peer: PeerId, name: str, certificate: str, token: str, token_uses: int, *, observer: bool, at_run_s: float
@@ -213,7 +297,7 @@ class Journal:
 
         A peer uses a token once, however often it comes back.
         """
-        with self._database.appending() as connection:
+        with self._appending() as connection:
             if token:
                 used_by = list(
                     connection.execute(
@@ -260,12 +344,6 @@ class Journal:
             promise = connection.execute(
                 select(database.promises.c.content).order_by(database.promises.c.id.desc()).limit(1)
             ).scalar()
-            order = connection.execute(
-                select(database.orders.c.kind)
-                .where(database.orders.c.kind.in_(("pause", "resume")))
-                .order_by(database.orders.c.id.desc())
-                .limit(1)
-            ).scalar()
             instants = [
                 connection.execute(select(func.max(table.c.at_run_s))).scalar()
                 for table in (database.commits, database.admissions, database.observations, database.orders)
@@ -278,22 +356,8 @@ class Journal:
             epoch=epoch,
             opened=-1 if opened is None else int(opened),
             promise=None if promise is None else self._decoded(Promise, promise),
-            paused=order == "pause",
             run_time_s=max((float(at) for at in instants if at is not None), default=0.0),
         )
-
-    def origin_unix_s(self) -> float:
-        with self._database.reading() as connection:
-            value = connection.execute(
-                select(database.facts.c.value).where(database.facts.c.name == "origin_unix_s")
-            ).scalar()
-        try:
-            origin = float(value) if value is not None else math.nan
-        except ValueError:
-            origin = math.nan
-        if not math.isfinite(origin):
-            raise StateError(f"the database {self._database.where} doesn't say when the run began", RESTORE)
-        return origin
 
     def run_time_s(self) -> float:
         """The latest instant of the run's clock that the journal knows."""
@@ -304,56 +368,37 @@ class Journal:
         wanted = select(database.commits).where(database.commits.c.round > after_round).order_by(database.commits.c.id)
         with self._database.reading() as connection:
             rows = connection.execute(wanted if limit is None else wanted.limit(limit)).all()
+            spans = self._undone(connection)
         entries: list[Entry] = []
         for row in rows:
             commit, body = self._decode(row.hash, row.content)
             failed = tuple(AttemptFailed(**each) for each in json.loads(row.failed))
             hash_ = bytes.fromhex(row.hash)
-            entries.append(Entry(commit, body, hash_, failed, row.nominal_step, row.tokens, bool(row.orphaned)))
+            undone = not row.orphaned and any(first < body.round < last for first, last in spans)
+            entries.append(Entry(commit, body, hash_, failed, row.nominal_step, row.tokens, bool(row.orphaned), undone))
         return entries
 
-    def observations(self, kind: str, subjects: Sequence[str] | None = None) -> list[Observation]:
-        """Oldest first; of these subjects only, where they are given."""
+    def heads(self) -> list[tuple[int, int, bytes]]:
+        """Epoch, round and hash of the chain's commits, the newest first."""
+        chain = database.commits.c
         wanted = (
-            select(database.observations)
-            .where(database.observations.c.kind == kind)
-            .order_by(database.observations.c.id)
-        )
-        if subjects is not None:
-            wanted = wanted.where(database.observations.c.subject.in_(list(subjects)))
-        with self._database.reading() as connection:
-            return [
-                Observation(row.kind, PeerId(row.peer), row.subject, json.loads(row.content))
-                for row in connection.execute(wanted)
-            ]
-
-    def admitted(self, peer: PeerId) -> bool:
-        """Whether this peer has been let in before, as a member."""
-        wanted = (
-            select(database.admissions.c.id)
-            .where(database.admissions.c.peer == peer, database.admissions.c.observer.is_(False))
-            .limit(1)
+            select(chain.epoch, chain.round, chain.hash)
+            .where(chain.orphaned.is_(False))
+            .order_by(chain.epoch.desc(), chain.round.desc())
         )
         with self._database.reading() as connection:
-            return connection.execute(wanted).first() is not None
+            return [(int(row.epoch), int(row.round), bytes.fromhex(row.hash)) for row in connection.execute(wanted)]
 
-    def observer(self) -> PeerId | None:
-        """The peer that was admitted last as the observer."""
-        wanted = (
-            select(database.admissions.c.peer)
-            .where(database.admissions.c.observer)
-            .order_by(database.admissions.c.id.desc())
-            .limit(1)
-        )
-        with self._database.reading() as connection:
-            peer = connection.execute(wanted).scalar()
-        return None if peer is None else PeerId(peer)
-
-    def names(self) -> dict[PeerId, str]:
-        """What admitted peers want to be called."""
-        wanted = select(database.admissions.c.peer, database.admissions.c.name).order_by(database.admissions.c.id)
-        with self._database.reading() as connection:
-            return {PeerId(row.peer): str(row.name) for row in connection.execute(wanted)}
+    def at(self, head: bytes) -> Past | None:
+        """A commit of the chain and the books after it, folded anew; None if it is none of the chain."""
+        chain: list[tuple[Commit, Body]] = []
+        for entry in self.entries():
+            if entry.orphaned:
+                continue
+            chain.append((entry.commit, entry.body))
+            if entry.commit_hash == head:
+                return Past(entry.commit, refold(chain, head))
+        return None
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -363,26 +408,9 @@ class Journal:
                 ledger = Ledger.from_bytes(stored)
                 if ledger.hash() == body.ledger_hash:
                     return ledger.at(head, digest)
-            return self._refold(head)
+            return refold(((each.commit, each.body) for each in self.entries() if not each.orphaned), head)
         except LedgerError as error:
             raise StateError(f"the ledger in {self._database.where} is damaged: {error}", RESTORE) from error
-
-    def _refold(self, head: bytes) -> Ledger:
-        """The ledger folded from commit 0, for when the stored one doesn't fit."""
-        ledger: Ledger | None = None
-        for entry in self.entries():
-            if entry.orphaned:
-                continue
-            if ledger is None:
-                ledger = genesis(entry.body.run, entry.body.leader)
-            else:
-                ledger = fold(ledger, entry.body)
-            if ledger.hash() != entry.body.ledger_hash:
-                raise LedgerError(f"the books after round {entry.body.round} are not what its commit names")
-            ledger = ledger.at(entry.commit_hash, entry.commit.digest)
-        if ledger is None or ledger.head != head:
-            raise LedgerError("the chain doesn't lead to its head")
-        return ledger
 
     def _check_links(self) -> None:
         newest = (
@@ -394,14 +422,8 @@ class Journal:
         with self._database.reading() as connection:
             rows = connection.execute(newest).all()
         bodies = [(row.hash, self._decode(row.hash, row.content)[1]) for row in rows]
-        for (_, later), (hash_, _) in pairwise(bodies):
-            if later.previous.hex() != hash_:
-                raise StateError(
-                    f"the chain in {self._database.where} is broken before round {later.round}: a commit is missing",
-                    RESTORE,
-                )
-        if len(bodies) < _LINKS_CHECKED and bodies[-1][1].previous != ZERO_HASH:
-            raise StateError(f"the chain in {self._database.where} has lost its beginning", RESTORE)
+        if fault := broken_link(bodies, to_the_beginning=len(bodies) < _LINKS_CHECKED):
+            raise StateError(f"the chain in {self._database.where} {fault}", RESTORE)
 
     def _decode(self, hash_: str, content: bytes) -> tuple[Commit, Body]:
         commit = self._decoded(Commit, content)

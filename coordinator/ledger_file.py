@@ -17,12 +17,26 @@ from coordinator.folder import write_whole
 
 Row = Mapping[str, Any]
 
+LAST_BYTES = 4 * 2**20
+"""More than a line has."""
 WAITING_MOST = 1
 """A row waits for its evaluation while at most so many are newer."""
 
 
 def line(row: Row) -> str:
     return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def last_round(path: Path) -> tuple[int, int] | None:
+    """(epoch, round) of the last whole line of a ledger's file; None where there is none that says."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        row = json.loads(lines[-1])
+        return int(row["epoch"]), int(row["round"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
 
 
 class LedgerFile:

@@ -7,10 +7,15 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 
+import psutil
+
 from coordinator.errors import MachineError, UsageError
 
 ANY = ("0.0.0.0", "::", "")
 _ELSEWHERE = ("192.0.2.1", 9)  # a documentation address (RFC 5737): it chooses a route, nothing is sent
+_ELSEWHERE_6 = ("2001:db8::1", 9)  # RFC 3849
+_INNER = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc", "podman", "tun", "tap", "wg")
+"""Names of interfaces that lead to containers, virtual machines or tunnels rather than to other contributors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,12 @@ class Address:
 
 
 def host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{bracketed(host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a colon and a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def parse(text: str, option: str, *, asked: bool = True) -> Address:
@@ -90,25 +100,56 @@ def _bound(host: str, port: int) -> socket.socket:
     return bound
 
 
-def public_host(listen_host: str, advertise: str) -> str:
-    """The host that others are told: the advertised one, the one listened on, or the one on the way out."""
+def public_hosts(listen_host: str, advertise: str) -> tuple[str, ...]:
+    """The hosts that others are told: the advertised one, the one listened on, or this machine's own addresses."""
     if advertise:
-        return advertise
-    return _host_on_the_way_out() if listen_host in ANY else listen_host
+        return (advertise,)
+    return own_hosts(with_ipv6=listen_host == "::") if listen_host in ANY else (listen_host,)
 
 
-def _host_on_the_way_out() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+def own_hosts(*, with_ipv6: bool = False) -> tuple[str, ...]:
+    """This machine's addresses on the ways out, IPv4 first; without such a way that of an interface, or loopback.
+
+    A bridge of containers is nobody's way out, so the name of the host or the order of interfaces is never asked
+    before the routes are.
+    """
+    found = [_source_towards(socket.AF_INET, _ELSEWHERE) or _of_an_interface(4)]
+    if with_ipv6:
+        found.append(_source_towards(socket.AF_INET6, _ELSEWHERE_6) or _of_an_interface(6))
+    return tuple(host for host in found if host) or ("127.0.0.1",)
+
+
+def _source_towards(family: socket.AddressFamily, target: tuple[str, int]) -> str:
+    """The address that a packet to the target would carry, or an empty string. Nothing is sent."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            host = str(probe.getsockname()[0])
+    except OSError:
+        return ""
+    return "" if is_loopback(host) else host
+
+
+def _of_an_interface(version: int) -> str:
+    """The first address of an interface that is up and leads out of this machine; bridges and tunnels come last."""
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    stats = psutil.net_if_stats()
+    found: list[tuple[bool, int, str]] = []
+    for index, (name, addresses) in enumerate(psutil.net_if_addrs().items()):
+        if name not in stats or not stats[name].isup:
+            continue
+        for entry in addresses:
+            if entry.family is not family:
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])
+            if not address.is_loopback and not address.is_link_local:
+                found.append((name.startswith(_INNER), index, str(address)))
+    return min(found)[2] if found else ""
 
 
 def local_host(listen_host: str) -> str:
     """By which host this machine reaches the listener."""
-    return "127.0.0.1" if listen_host in ANY else listen_host
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(listen_host, listen_host)
 
 
 def is_loopback(host: str) -> bool:

@@ -10,11 +10,13 @@ from typing import Any
 from coordinator import listening, tools
 from coordinator.admission import make_token
 from coordinator.clock import RunClock
+from coordinator.commanding import desk_at_rest
 from coordinator.control import Caller, find
 from coordinator.errors import UsageError
-from coordinator.folder import FolderLock, Founded, RunFolder, read_founded, read_identity, read_json
+from coordinator.folder import Founded, RunFolder, read_founded, read_identity, read_json
 from coordinator.journal import Journal
 from coordinator.rows import empty_at_last, round_rows
+from protos import limits
 from protos.invite import Invite
 
 Say = Callable[[str], None]
@@ -42,21 +44,6 @@ async def ledger(data: Path) -> list[dict[str, Any]]:
         async with Caller(serving) as caller:
             return await caller.ledger()
     return await asyncio.to_thread(_with_journal, folder, founded, lambda journal: round_rows(journal, founded.spec))
-
-
-async def pause(data: Path, *, paused: bool) -> str:
-    """Pause or resume; what was done. While nobody serves the run it is noted for when somebody does."""
-    folder = RunFolder(data)
-    founded = read_founded(folder)
-    word = "pause" if paused else "resume"
-    serving = find(folder)
-    if serving is not None:
-        async with Caller(serving) as caller:
-            await caller.operate(word)
-        return "paused: members wait" if paused else "resumed"
-    with FolderLock(folder):
-        await asyncio.to_thread(_note_order, folder, founded, word)
-    return f"nobody serves the run at the moment; it {'will pause' if paused else 'goes on'} when served"
 
 
 async def evaluate(data: Path, say: Say) -> dict[str, Any]:
@@ -103,9 +90,13 @@ async def invite(data: Path, *, uses: int, expires_s: float) -> str:
     founded = read_founded(folder)
     identity = read_identity(folder.keys / "coordinator.pem")
     hosts = _hosts(folder)
-    origin_s, recorded_s = await asyncio.to_thread(
-        _with_journal, folder, founded, lambda journal: (journal.origin_unix_s(), journal.run_time_s())
+    origin_s, recorded_s, others = await asyncio.to_thread(
+        _with_journal,
+        folder,
+        founded,
+        lambda journal: (journal.origin_unix_s(), journal.run_time_s(), journal.coordinators()),
     )
+    hosts = tuple(dict.fromkeys((*hosts, *(http for http, _ in others))))[: limits.ADDRESSES]
     now_s = RunClock(origin_s, recorded_s).run_time_s()
     token, _ = make_token(identity, founded.run, uses=uses, valid_s=expires_s, run_time_s=now_s)
     return str(Invite(founded.run, hosts, token))
@@ -129,8 +120,8 @@ def _hosts(folder: RunFolder) -> tuple[str, ...]:
             f"serve it first: coordinator serve --data {folder.path}",
         )
     http = listening.parse(str(last.get("http")), "--http")
-    host = listening.public_host(http.host, str(last.get("advertise") or ""))
-    return (listening.host_port(host, http.port),)
+    hosts = listening.public_hosts(http.host, str(last.get("advertise") or ""))
+    return tuple(listening.host_port(host, http.port) for host in hosts)
 
 
 def _with_journal(folder: RunFolder, founded: Founded, read: Callable[[Journal], Any]) -> Any:
@@ -142,18 +133,11 @@ def _with_journal(folder: RunFolder, founded: Founded, read: Callable[[Journal],
         journal.close()
 
 
-def _note_order(folder: RunFolder, founded: Founded, word: str) -> None:
-    def note(journal: Journal) -> None:
-        clock = RunClock(journal.origin_unix_s(), journal.run_time_s())
-        journal.order(word, {}, clock.run_time_s())
-
-    _with_journal(folder, founded, note)
-
-
 def _status_at_rest(folder: RunFolder, founded: Founded) -> dict[str, Any]:
     def read(journal: Journal) -> dict[str, Any]:
         recovered = journal.recover()
         known, names = recovered.ledger, journal.names()
+        led_by = journal.led_by()
         losses = journal.observations("evaluation")
         n_empty, reason = empty_at_last(round_rows(journal, founded.spec, known.round - ROWS_LOOKED_AT))
         members = [
@@ -181,11 +165,12 @@ def _status_at_rest(folder: RunFolder, founded: Founded) -> dict[str, Any]:
             "tokens": known.tokens,
             "val_loss": losses[-1].content["val_loss"] if losses else None,
             "head": known.head.hex(),
-            "waiting_for": "somebody to serve the run",
+            "waiting_for": f"nobody here: {led_by} leads" if led_by else "somebody to serve the run",
             "n_committed": known.n_committed,
             "empty_rounds": n_empty,
             "empty_reason": reason,
             "serving": False,
+            **desk_at_rest(folder, founded, journal).status(),
         }
 
     found: dict[str, Any] = _with_journal(folder, founded, read)

@@ -10,28 +10,31 @@ import threading
 import time
 
 PR_SET_PDEATHSIG = 1
+ORPHANED = signal.SIGUSR2
+"""Says that the parent is gone, to a process that ends with it; who does nothing about it is ended by it. It comes once
+for each thread that the parent had, so it must not be a signal whose second time means more than the first."""
 _WATCH_S = 1.0
 
 
 def end_with(parent_pid: int) -> None:
-    """Have this process sent SIGTERM when its parent ends, and end at once if that has happened already.
+    """Have this process sent `ORPHANED` when its parent ends, and end at once if that has happened already.
 
     On Linux the signal comes when the parent's *thread* that started us ends, so parents start children from their main
     thread. Elsewhere a thread looks once a second.
     """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, ORPHANED, 0, 0, 0)
     else:
         threading.Thread(target=_watch, args=(parent_pid,), name="parent watch", daemon=True).start()
     if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), ORPHANED)
 
 
 def _watch(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(_WATCH_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), ORPHANED)
 
 
 def is_alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from coordinator import listening
 from coordinator.folder import PRIVATE, RunFolder, read_json, write_json
+from coordinator.lead import LEASE_S
 from coordinator.listening import Address
 
 DEFAULT_HTTP, DEFAULT_LISTEN, DEFAULT_DHT = "0.0.0.0:8470", "0.0.0.0:8471", "0.0.0.0:8472"
@@ -23,6 +24,10 @@ class ServeOptions:
     advertise: str = ""
     database: str = ""
     relay: bool = True
+    standby: bool = False
+    lease_s: float = LEASE_S
+    clock_offset_s: float = 0.0
+    """So many seconds this machine's clock and calendar are wrong, in trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,12 @@ class Places:
 
     @property
     def public_host(self) -> str:
-        return listening.public_host(self.http.host, self.advertise)
+        return self.public_hosts[0]
+
+    @property
+    def public_hosts(self) -> tuple[str, ...]:
+        """By which hosts others reach this machine, the first one first."""
+        return listening.public_hosts(self.http.host, self.advertise)
 
 
 def find_places(folder: RunFolder, options: ServeOptions) -> Places:

@@ -68,7 +68,7 @@ def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]
         "failed_attempts": [
             {"attempt": failed.attempt, "leader": body.leader, "reason": failed.reason} for failed in entry.failed
         ],
-        "orphaned": entry.orphaned,
+        "orphaned": entry.orphaned or entry.undone,
         # beside the contract's keys
         "outer_momentum": body.outer_momentum,
         "reducers": [{"peer": reducer.peer, "chunks": reducer.n_chunks} for reducer in body.reducers],

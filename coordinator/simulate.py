@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
-import random
+import os
 import secrets
 import shutil
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -17,16 +17,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from coordinator import config, operating, tools
 from coordinator.children import Child
 from coordinator.control import Caller, Serving, find
 from coordinator.display import Display
 from coordinator.errors import CoordinatorError, MachineError, StateError, UnreachableError, error_for_exit_code
-from coordinator.folder import RunFolder, read_founded, read_json, write_json
+from coordinator.folder import PRIVATE, RunFolder, read_founded, read_json, write_json, write_whole
 from coordinator.founding import found
+from coordinator.killing import Kill, Killing, Part, process_of
 from coordinator.leftovers import MARK, end_leftovers
+from coordinator.parent import is_alive
+from protos.signing import Identity
 
 MARKER = "simulate.json"
+NODE_KEY = "identity.pem"
 ANY_PORT = "127.0.0.1:0"
 SERVE_STARTS_S = 25.0
 POLL_S = 0.5
@@ -92,9 +98,15 @@ class _Run:
     coordinator: Child
     mark: str
     nodes: dict[int, Child]
+    killing: Killing
     rows: list[dict[str, Any]] = field(default_factory=list)
-    killed: list[int] = field(default_factory=list)
+    killed: list[Kill] = field(default_factory=list)
+    restarts_at: dict[int, float] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+
+    @property
+    def n_committed(self) -> int:
+        return sum(row["outcome"] == "committed" for row in self.rows)
 
 
 async def simulate(options: SimulateOptions, data: Path, display: Display) -> dict[str, Any]:
@@ -103,6 +115,8 @@ async def simulate(options: SimulateOptions, data: Path, display: Display) -> di
     folder = RunFolder(data)
     mark = secrets.token_hex(8)
     await _prepare(folder, options, display)
+    marker = read_json(folder.path / MARKER) or {}
+    write_json(folder.path / MARKER, {**marker, "pid": os.getpid(), "mark": mark})
     try:
         async with AsyncExitStack() as stack:
             run = await _start(folder, options, display, stack, mark)
@@ -125,6 +139,7 @@ async def simulate(options: SimulateOptions, data: Path, display: Display) -> di
         "digests_equal": result["digests_equal"],
         "seconds": time.monotonic() - began,
         "export": result["export"],
+        "kills": [{"node": kill.number, "part": str(kill.part), "after": kill.after_rounds} for kill in run.killed],
     }
 
 
@@ -144,8 +159,8 @@ async def _prepare(folder: RunFolder, options: SimulateOptions, display: Display
             f"{folder.path} holds a run that no simulation made",
             f"serve it with: coordinator serve --data {folder.path}, or choose another folder with --data",
         )
-    if marker is not None and find(folder) is not None:
-        raise StateError(f"a simulation runs in {folder.path} already", "stop it, or choose another folder with --data")
+    if marker is not None:
+        await _end_before(folder, marker, display)
     if marker is not None and folder.holds_run():
         if marker.get("options") == asked and not marker.get("finished"):
             display.say(f"going on with the unfinished run in {folder.path}")
@@ -165,6 +180,17 @@ async def _prepare(folder: RunFolder, options: SimulateOptions, display: Display
     await found(folder.path, wish, run_tool, datetime.now(UTC))
 
 
+async def _end_before(folder: RunFolder, marker: dict[str, Any], display: Display) -> None:
+    """One that was killed leaves processes that are on their way out: wait for them, so that we can start at once."""
+    pid, mark = marker.get("pid"), marker.get("mark")
+    if isinstance(pid, int) and pid != os.getpid() and is_alive(pid) and find(folder) is not None:
+        raise StateError(f"a simulation runs in {folder.path} already", "stop it, or choose another folder with --data")
+    if isinstance(mark, str):
+        await end_leftovers(mark, display.say)
+    if find(folder) is not None:
+        raise StateError(f"the run in {folder.path} is being served", "stop that, or choose another folder with --data")
+
+
 # -- processes -----------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +203,8 @@ async def _start(
     nodes: dict[int, Child] = {}
     stack.push_async_callback(_stop_all, coordinator, nodes)
     serving = await _until_serving(folder, coordinator)
-    run = _Run(folder, options, display, serving, coordinator, mark, nodes)
+    killing = Killing(options.kill_every, options.rounds, options.seed, options.nodes)
+    run = _Run(folder, options, display, serving, coordinator, mark, nodes, killing)
     display.say(f"starting {options.nodes} nodes; logs are in {folder.logs}")
     for number in range(options.nodes):
         await _start_node(run, number)
@@ -202,11 +229,21 @@ async def _until_serving(folder: RunFolder, coordinator: Child) -> Serving:
         ) from None
 
 
+def node_identity(seed: int, number: int) -> Identity:
+    """A simulated node's key: the same for the same seed, so that a run can be had again, batch by batch."""
+    return Identity.from_private_bytes(hashlib.sha256(f"barnraise simulated node {seed} {number}".encode()).digest())
+
+
 async def _start_node(run: _Run, number: int) -> None:
+    place = run.folder.path / "nodes" / str(number)
+    if not (place / NODE_KEY).exists():
+        await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
+        key = node_identity(run.options.seed, number).to_pem()
+        await asyncio.to_thread(write_whole, place / NODE_KEY, key, mode=PRIVATE)
     words = [
         "join",
         run.serving.invite,
-        *("--data", str(run.folder.path / "nodes" / str(number))),
+        *("--data", str(place)),
         *("--threads", "1", "--device", "cpu"),
         *("--listen", ANY_PORT, "--dht", ANY_PORT),
         "-v",
@@ -216,8 +253,12 @@ async def _start_node(run: _Run, number: int) -> None:
 
 
 async def _stop_all(coordinator: Child, nodes: dict[int, Child]) -> None:
-    """Nodes that haven't left by themselves leave now, or are ended: nothing that they hold is lost to the run."""
-    await asyncio.gather(coordinator.stop(STOP_S), *(child.stop(STOP_NODES_S) for child in nodes.values()))
+    """The coordinator first: nodes that haven't left by themselves then have nobody to leave, and keep their seats.
+
+    So the run goes on where it stood when it is simulated again.
+    """
+    await coordinator.stop(STOP_S)
+    await asyncio.gather(*(child.stop(STOP_NODES_S) for child in nodes.values()))
 
 
 # -- watching ------------------------------------------------------------------------------------------------------
@@ -225,7 +266,6 @@ async def _stop_all(coordinator: Child, nodes: dict[int, Child]) -> None:
 
 async def _watch(run: _Run) -> None:
     """Until the run has reached its end. Raises CoordinatorError where it can't."""
-    draw = random.Random(run.options.seed)
     limit_s = STALL_S if run.options.model == "tiny" else STALL_LARGE_S
     seen: object = None
     moved_at = time.monotonic()
@@ -247,7 +287,7 @@ async def _watch(run: _Run) -> None:
                 )
             check_empty(status)
             _check_nodes(run)
-            await _kill_some(run, int(status["n_committed"]), draw)
+            await _kill_some(run)
             await asyncio.sleep(POLL_S)
 
 
@@ -291,7 +331,7 @@ def _progress(status: dict[str, Any]) -> object:
 def _check_nodes(run: _Run) -> None:
     """A node that has ended by itself is said once; when the last one has, the run can't go on."""
     for number, child in run.nodes.items():
-        if child.exit_code is not None and number not in run.gone:
+        if child.exit_code is not None and number not in run.gone and number not in run.restarts_at:
             run.gone.add(number)
             run.display.say(f"node {number} has ended with exit code {child.exit_code}: {child.last_line()}")
     if len(run.gone) == len(run.nodes):
@@ -303,23 +343,42 @@ def _check_nodes(run: _Run) -> None:
         )
 
 
-async def _kill_some(run: _Run, n_committed: int, draw: random.Random) -> None:
-    """Every so many rounds end a node without warning, and start it again."""
-    every = run.options.kill_every
-    if not every or n_committed % every or n_committed == 0 or n_committed >= run.options.rounds:
-        return
-    if n_committed in run.killed:
-        return
-    run.killed.append(n_committed)
-    living = [number for number in run.nodes if number not in run.gone]
-    if not living:
-        return
-    number = draw.choice(living)
-    run.display.say(f"killing node {number} after {n_committed} rounds")
-    run.nodes[number].send(signal.SIGKILL)
-    await run.nodes[number].wait()
-    await asyncio.sleep(RESTART_AFTER_S)
-    await _start_node(run, number)
+async def _kill_some(run: _Run) -> None:
+    """Every so many rounds something of a node dies without warning; an agent is started again, which does the rest."""
+    now, n_committed = time.monotonic(), run.n_committed
+    for number in [number for number, at in run.restarts_at.items() if now >= at]:
+        del run.restarts_at[number]
+        await _start_node(run, number)
+    _note_recovered(run)
+    living = [number for number in run.nodes if number not in run.gone and number not in run.restarts_at]
+    run.killing.draw(n_committed, living, now, _round_s(run.rows))
+    for kill in run.killing.due(now, living, n_committed) if n_committed < run.options.rounds else []:
+        child = run.nodes[kill.number]
+        victim = process_of(child.pid, kill.part)
+        if victim is None:
+            run.killing.pending.append(kill)  # it is not there at this moment, so it can't die
+            continue
+        run.display.say(f"killing the {kill.part} of node {kill.number} after {n_committed} rounds")
+        run.killed.append(kill)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+        if kill.part is Part.AGENT:
+            await child.wait()
+            run.restarts_at[kill.number] = time.monotonic() + RESTART_AFTER_S
+
+
+def _note_recovered(run: _Run) -> None:
+    committed = [row for row in run.rows if row["outcome"] == "committed"]
+    for number in list(run.killing.recovering):
+        peer = node_identity(run.options.seed, number).peer
+        for index, row in enumerate(committed, 1):
+            if any(member["peer"] == peer and member["accepted"] for member in row["members"]):
+                run.killing.counted(number, index)
+
+
+def _round_s(rows: Sequence[dict[str, Any]]) -> float:
+    """How long the last round took to train and exchange; 1 s while nobody has said."""
+    return next((s for row in reversed(rows) if (s := sum(filter(None, row["seconds"].values()))) > 0), 1.0)
 
 
 # -- the end -------------------------------------------------------------------------------------------------------

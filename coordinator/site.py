@@ -10,12 +10,12 @@ from typing import Any
 from coordinator.admission import Admission, BadRequest, Refusal
 from coordinator.bulletin import Bulletin, Follower
 from coordinator.folder import Founded
-from coordinator.journal import Journal
 from coordinator.leading.driver import Driver
 from coordinator.leading.ports import Clock
+from coordinator.orders import Desk, Refused
 from coordinator.web.metrics import Metrics
 from coordinator.web.pieces import Pieces
-from coordinator.web.site import AdmitMalformed, AdmitRefused
+from coordinator.web.site import AdmitMalformed, AdmitRefused, OrderRefused
 from coordinator.web.site import Follower as AnyFollower
 from coordinator.writer import Writer
 from protos import limits
@@ -33,19 +33,21 @@ class Whereabouts:
         self._identity = identity
         self._grpc = grpc
         self._clock = clock
-        self._of: tuple[PeerId | None, bytes] | None = None
+        self.others: tuple[str, ...] = ()
+        """Where the lines of coordinators are that may take over."""
+        self._of: tuple[PeerId | None, bytes, tuple[str, ...]] | None = None
         self._envelope = b""
 
     def envelope(self, observer: PeerId | None, record: bytes | None) -> bytes:
-        """Signed anew when the observer's record has changed. The sequence grows with the run's clock."""
-        key = (observer, record or b"")
+        """Signed anew when the observer's record has changed, or who stands by. The sequence is of the run's clock."""
+        key = (observer, record or b"", self.others)
         if key != self._of:
             opened: Record | None = None
             if observer is not None and record is not None:
                 opened = open_record(record, run=self._founded.run, peer=observer)
             addresses = Addresses(
                 sequence=int(self._clock.run_time_s() * 1000),
-                grpc=self._grpc,
+                grpc=(*self._grpc, *self.others)[: limits.ADDRESSES],
                 dht=opened.dht if opened else (),
                 observer=observer if observer and opened else PeerId(""),
                 observer_grpc=opened.grpc if opened else (),
@@ -68,18 +70,18 @@ class CoordinatorSite:
         driver: Driver,
         bulletin: Bulletin,
         admission: Admission,
-        journal: Journal,
         writer: Writer,
         clock: Clock,
         pieces: Pieces,
         whereabouts: Whereabouts,
         secret: str,
+        desk: Desk,
     ) -> None:
+        self._desk = desk
         self._founded = founded
         self._driver = driver
         self._bulletin = bulletin
         self._admission = admission
-        self._journal = journal
         self._writer = writer
         self._clock = clock
         self._pieces = pieces
@@ -87,12 +89,15 @@ class CoordinatorSite:
         self._secret = secret
         self._metrics = Metrics(founded.run)
 
-    def run_info(self) -> bytes:
+    def run_info(self, revision: int = 0) -> bytes | None:
+        spec = self._desk.spec_envelope(revision)
+        if spec is None:
+            return None
         observer = self._admission.observer
         record = self._driver.record_of(observer) if observer else None
         return encode(
             RunInfo(
-                spec=self._founded.spec_envelope,
+                spec=spec,
                 operator=self._founded.operator_envelope,
                 addresses=self._whereabouts.envelope(observer, record),
                 protocol=limits.PROTOCOL,
@@ -117,7 +122,7 @@ class CoordinatorSite:
         return await asyncio.to_thread(self._pieces.read, hash_)
 
     def status(self) -> dict[str, Any]:
-        return self._bulletin.status(self._driver)
+        return self._bulletin.status(self._driver) | self._desk.status()
 
     async def rows(self, after_round: int, limit: int) -> list[dict[str, Any]]:
         return await self._bulletin.rows(after_round, limit)
@@ -129,13 +134,14 @@ class CoordinatorSite:
         if isinstance(follower, Follower):
             self._bulletin.unfollow(follower)
 
-    async def operate(self, word: str) -> None:
-        if word not in ("pause", "resume"):
-            raise KeyError(word)
-        run_time_s = self._clock.run_time_s()
-        await self._writer.run(lambda: self._journal.order(word, {}, run_time_s))
-        self._driver.pause(word == "pause")
-        self._bulletin.said("the operator has paused the run" if word == "pause" else "the operator resumes the run")
+    async def order(self, envelope: bytes) -> dict[str, Any]:
+        try:
+            taken = (await self._desk.take(envelope)).order
+        except Refused as refused:
+            raise OrderRefused(str(refused)) from refused
+        reason = f": {taken.reason}" if taken.reason else ""
+        self._bulletin.said(f"the operator's order {taken.number}: {taken.kind}{reason}")
+        return {"number": taken.number, "kind": taken.kind, "round": self._driver.ledger.round + 1}
 
     def is_operator(self, secret: str) -> bool:
         return secrets.compare_digest(secret.encode(), self._secret.encode())

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from coordinator.journal import Journal
+from coordinator.leading.learning import Past
 from coordinator.leading.ports import Clock, Observation
 from coordinator.rounds.events import Committed, Opened
 from coordinator.rounds.ledger import Ledger
@@ -37,7 +38,21 @@ class Writer:
 
     async def commit(self, effect: Committed, before: Ledger, after: Ledger) -> None:
         at_run_s = self._clock.run_time_s()
-        await self.run(lambda: self._journal.append(effect.commit, effect.body, before, after, effect.failed, at_run_s))
+        back_to = effect.target.round if effect.target is not None else None
+        await self.run(
+            lambda: self._journal.append(
+                effect.commit, effect.body, before, after, effect.failed, at_run_s, went_back_to=back_to
+            )
+        )
+
+    async def orphan(self, fork: Ledger) -> None:
+        await self.run(lambda: self._journal.orphan(fork))
+
+    async def heads(self) -> list[tuple[int, int, bytes]]:
+        return await self.run(self._journal.heads)
+
+    async def at(self, head: bytes) -> Past | None:
+        return await self.run(lambda: self._journal.at(head))
 
     def observe(self, observation: Observation) -> None:
         self._waiting.append(observation)

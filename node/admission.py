@@ -106,6 +106,17 @@ async def admit(
     return verified.admission(mine, offset_s, fresh=True)
 
 
+async def revision_now(
+    invite: Invite, revision: int, *, seconds: Callable[[], float], connect_s: float = CONNECT_S
+) -> tuple[bytes, RunSpec]:
+    """A revision of the RunSpec, as its envelope and opened. Raises Unreachable or Refused."""
+    _, info, _ = await _first_answer(invite, seconds, connect_s, revision)
+    verified = _verify(info, invite)
+    if verified.spec.revision != revision:
+        raise Unreachable("the coordinator", [f"it tells revision {verified.spec.revision} instead"])
+    return info.spec, verified.spec
+
+
 async def addresses_now(invite: Invite, *, seconds: Callable[[], float], connect_s: float = CONNECT_S) -> Addresses:
     """Where the coordinator and its observer are now. Raises Unreachable or Refused."""
     _, info, _ = await _first_answer(invite, seconds, connect_s)
@@ -174,7 +185,9 @@ def _session(connect_s: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=connect_s))
 
 
-async def _first_answer(invite: Invite, seconds: Callable[[], float], connect_s: float) -> tuple[str, RunInfo, float]:
+async def _first_answer(
+    invite: Invite, seconds: Callable[[], float], connect_s: float, revision: int = 0
+) -> tuple[str, RunInfo, float]:
     """The first host of the invite that answers as a coordinator, what it says, and the run clock's offset.
 
     Raises Unreachable with what each host did.
@@ -184,7 +197,8 @@ async def _first_answer(invite: Invite, seconds: Callable[[], float], connect_s:
         for host in invite.hosts:
             asked_at = seconds()
             try:
-                async with session.get(f"http://{host}/v1/run", allow_redirects=False) as response:
+                about = f"?revision={revision}" if revision else ""
+                async with session.get(f"http://{host}/v1/run{about}", allow_redirects=False) as response:
                     raw = await _body(response)
                 if response.status != 200:
                     tried.append(f"{host}: {_reason(response.status, raw)}")
@@ -197,7 +211,12 @@ async def _first_answer(invite: Invite, seconds: Callable[[], float], connect_s:
             else:
                 # The clock was read somewhere between our question and the answer: half of that is the best guess.
                 return host, info, info.run_time_s - (asked_at + seconds()) / 2
-    raise Unreachable("the coordinator", tried, "check the invite's addresses and the network, and try again later")
+    raise Unreachable(
+        "the coordinator",
+        tried,
+        "check the invite's addresses and the network, and try again later: while the coordinator is away the run goes "
+        "on, but only it lets newcomers in",
+    )
 
 
 async def _ask(host: str, request: bytes, connect_s: float) -> AdmitResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import signal
 import sys
@@ -10,21 +11,23 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from aggregation import codec
 from aggregation.rules.sorting import compile_networks
+from coordinator.leading.service import LineServicer
 from coordinator.rounds import ledger as ledgers
 from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
 from coordinator.rounds.voter import Voter
 from node import identity as identities
 from node import memory
-from node.admission import Admission, addresses_now, admit
+from node.addressbook import AddressBook
+from node.admission import Admission, addresses_now, admit, revision_now
 from node.blocks import HttpSource, PeerSource, PieceStore
-from node.centre import pin_head
+from node.commits import CommitLog
 from node.config import NodeOptions
 from node.control import ControlServer
 from node.display import Display
@@ -34,20 +37,28 @@ from node.fetching import Fetcher
 from node.files import replace_file
 from node.holding import NodeHolder
 from node.journal import Journal
+from node.keeping import Keeper
 from node.landmarks import Landmarks
-from node.leaderline import LeaderLine
+from node.leaderline import LeaderLine, OpensLines
+from node.leading import Leading, StandInParts
+from node.lines import Lines
+from node.obeying import Obeying
 from node.observer import Evaluator
 from node.opening import Opener
+from node.parent import ORPHANED
 from node.peers.dht import Dht
 from node.peers.grpc import GrpcPeers
 from node.peers.pacing import Direction, Rates
 from node.peers.server import NodeServer
 from node.ports import Peers, Records, Traffic
-from node.record import OwnRecord, advertised
+from node.record import OwnRecord, advertised, advertised_hosts
 from node.residual import Residuals
 from node.results import ResultsStore
+from node.selfline import SelfOpener
 from node.session import events as ev
+from node.session.catching_up import commits_kept
 from node.session.machine import Session
+from node.specs import SpecsFolder
 from node.stages import Stages
 from node.state import StateStore
 from node.status import status_of
@@ -56,8 +67,10 @@ from node.training.process import TrainerProcess
 from node.training.shared import frame_sizes
 from node.training.supervisor import Supervisor
 from node.whereabouts import Whereabouts
+from node.wishes import Wishes
 from protos import hashes, limits, wire
 from protos.messages import Commit, Hello, PeerId, Standing
+from protos.runspec import RunSpec
 from protos.sealer import KeySealer
 from protos.signing import Identity
 
@@ -73,10 +86,22 @@ class Outside:
     make_trainer: Callable[[IO[bytes]], Trainer] = lambda log: TrainerProcess(log=log)
     start_dht: Callable[..., Awaitable[Records]] = Dht.start
     make_peers: Callable[..., Peers] = GrpcPeers
+    seconds: Callable[[], float] = time.monotonic
+    """This machine's monotonic clock: what two of them show has nothing to do with each other."""
+    today: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC)
+    """The calendar, which volunteers' machines have wrong."""
     say: Callable[[str], None] | None = None
     """Takes what a contributor would want to read; None: standard error does."""
     owns_process: bool = True
     """Handle signals, and show progress on standard error."""
+
+
+def clocks_off_by(offset_s: float) -> Outside:
+    """The outside as a machine sees it whose clock and calendar are wrong by so many seconds."""
+    return Outside(
+        seconds=lambda: time.monotonic() + offset_s,
+        today=lambda: datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=offset_s),
+    )
 
 
 async def join(options: NodeOptions, outside: Outside = Outside()) -> str:
@@ -114,7 +139,7 @@ class _Node:
 
     def __init__(self, options: NodeOptions, outside: Outside, stack: AsyncExitStack) -> None:
         self._options, self._outside, self._stack = options, outside, stack
-        self._seconds: Callable[[], float] = time.monotonic
+        self._seconds = outside.seconds
         self._run_offset_s = 0.0
         self._asked_to_stop = False
         self._display: Display | None = None
@@ -136,7 +161,13 @@ class _Node:
             token = await asyncio.to_thread((options.run_dir / TOKEN_FILE).read_bytes)
             invite = type(invite)(invite.run, invite.hosts, token)
         return await admit(
-            invite, identity, options.data, seconds=self._seconds, name=options.name, observer=options.observer
+            invite,
+            identity,
+            options.data,
+            seconds=self._seconds,
+            name=options.name,
+            observer=options.observer,
+            today=self._outside.today,
         )
 
     async def _take_part(self) -> Stopped:
@@ -150,11 +181,15 @@ class _Node:
 
         work = options.data / "work"
         await asyncio.to_thread(work.mkdir, exist_ok=True)
-        await asyncio.to_thread(replace_file, work / "spec.json", spec.to_bytes())
         data_folder = options.run_dir / "data" if options.run_dir else options.data / "data"
-        store = StateStore(options.data / "state", grid, pool)
+        store = StateStore(options.data / "state", grid, pool, seconds=self._seconds)
         for problem in await asyncio.to_thread(store.open):
             self._say(problem)
+        kept_specs = SpecsFolder(options.data / "specs", run)
+        specs = {spec.revision: spec, **await asyncio.to_thread(kept_specs.load)}
+        if store.current is not None:  # the coordinator may have told of one that is not in force here yet
+            spec = specs.get(store.current.ledger.spec_revision, spec)
+        await asyncio.to_thread(replace_file, work / "spec.json", spec.to_bytes())
         if options.run_dir is not None and store.current is None:
             await asyncio.to_thread(self._install_first_state, options.run_dir, store)
         result_codec = codec.result_codec(spec.codec.name)
@@ -166,7 +201,10 @@ class _Node:
         self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, wait=True, cancel_futures=True)
         residuals = Residuals(work, run, me, spec)
         await asyncio.to_thread(residuals.settle, store.current)
-        await asyncio.to_thread(pin_head, store.current, results)
+        commits = CommitLog(options.data / "commits", commits_kept(spec.keep))
+        keeper = Keeper(store, results, commits, spec.keep)
+        for note in await asyncio.to_thread(keeper.settle):
+            self._say(note)
         journal = Journal(options.data / "votes.sqlite")
         self._stack.callback(journal.close)
         record, fresh = await asyncio.to_thread(journal.load)
@@ -182,6 +220,8 @@ class _Node:
         peers = self._outside.make_peers(admission.credentials, **line_use)
         self._stack.push_async_callback(peers.close)
 
+        told_hosts = await asyncio.to_thread(advertised_hosts, options)
+        opener = Opener(run, admission.operator.coordinator)
         session = Session(
             me,
             spec,
@@ -192,13 +232,19 @@ class _Node:
             now=Instant(self._seconds()),
             observer=options.observer,
             rounds=options.rounds,
+            stands_in=bool(told_hosts),
+            specs=specs,
+            signed_head=opener.head_signed(kept) if (kept := await asyncio.to_thread(journal.head)) else None,
         )
         self._display = display = Display(session.view, self._seconds)
 
+        if not told_hosts:
+            self._say("this machine has no address that others could connect to: the node only dials out")
         dht = await self._outside.start_dht(
             identity,
             run,
             listen=options.dht,
+            host=told_hosts[0] if told_hosts else "",
             bootstrap=admission.addresses.dht,
             clock=self._run_time_s,
             folder=options.data,
@@ -206,6 +252,8 @@ class _Node:
         )
         self._stack.push_async_callback(dht.close)
         whereabouts = Whereabouts(run, dht)
+        book = AddressBook(options.data / "addresses.bin", whereabouts)
+        await book.load()
         landmarks = Landmarks(
             me,
             admission.operator.coordinator,
@@ -236,6 +284,7 @@ class _Node:
             pool=pool,
             say=self._say,
             seconds=self._seconds,
+            open_commit=lambda commit: opener.event(commit, admission.operator.coordinator),
         )
 
         log = await asyncio.to_thread((options.data / "trainer.log").open, "ab")
@@ -243,13 +292,25 @@ class _Node:
         driver: Driver
         supervisor = Supervisor(
             self._outside.make_trainer(log),
-            Start(str(work / "spec.json"), str(data_folder), options.threads),
+            Start(
+                str(work / "spec.json"),
+                str(data_folder),
+                options.threads,
+                run=run,
+                checkpoints="" if options.observer else str(work / "checkpoints"),
+            ),
             spec.model.layout_digest,
             post=lambda event: driver.post(event),
             say=self._say,
             step_tokens=spec.work.batch_tokens,
         )
         evaluator = Evaluator(spec, store, supervisor, work, lambda figure: line.say(figure), self._say)
+
+        def amended(spec: RunSpec) -> None:
+            for each in (fetcher, evaluator):
+                each.amend(spec)
+            supervisor.amend()
+
         parts = Parts(
             me=me,
             spec=spec,
@@ -258,6 +319,15 @@ class _Node:
             store=store,
             results=results,
             residuals=residuals,
+            keeper=keeper,
+            obeying=Obeying(
+                kept_specs,
+                store,
+                work / "spec.json",
+                ask=lambda revision: revision_now(options.invite, revision, seconds=self._seconds),
+                amended=amended,
+                say=self._say,
+            ),
             fetcher=fetcher,
             peers=peers,
             whereabouts=whereabouts,
@@ -270,11 +340,49 @@ class _Node:
             applied=lambda: evaluator.state_changed() if options.observer else None,
         )
         driver = Driver(session, parts)
-        holder = NodeHolder(store, results, pieces, lambda: driver.exchanging)
+        turn_s = spec.deadlines.no_progress_s / 4
+        leading = Leading(
+            StandInParts(
+                me=me,
+                run=run,
+                coordinator=admission.operator.coordinator,
+                spec=lambda: session.spec,
+                specs=lambda: session.specs,
+                sealer=sealer,
+                journal=journal,
+                peers=peers,
+                held=lambda: (held.commit, held.ledger) if (held := store.current) is not None else None,
+                signed_head=lambda: session.signed_head,
+                seconds=self._seconds,
+                run_time_s=self._run_time_s,
+                say=self._say,
+                led=lambda leads: driver.post(ev.Led(leads)),
+                failed=lambda error: driver.failed(error),
+            )
+        )
+        driver.leading = leading
+
+        def view() -> ev.View:
+            """The session's, but who waits for itself as the leader names whom that one waits for."""
+            seen, leader_waits_for = session.view(), leading.waits_for()
+            return replace(seen, waiting_for=leader_waits_for) if seen.waiting_for and leader_waits_for else seen
+
+        display.view = view
+        servicer = LineServicer(
+            run,
+            leading.inbox,
+            leading,
+            observer=lambda: None,
+            coordinator=admission.operator.coordinator,
+            beat_s=spec.deadlines.heartbeat_s,
+            silence_s=2 * spec.deadlines.heartbeat_timeout_s,
+        )
+        holder = NodeHolder(store, results, pieces, commits, lambda: driver.exchanging, wait_s=turn_s)
         server = NodeServer(
             admission.credentials,
             holder,
             allowed=lambda peer: _ban(session, peer),
+            more=(servicer.handler(),),
             **line_use,
         )
         port = await server.start(options.listen)
@@ -301,17 +409,34 @@ class _Node:
                 observer=options.observer,
                 name=options.name,
                 abstain_round=0,
+                tokens=held.tokens if held else 0,
+                speed=0.0 if options.observer else supervisor.tokens_per_s,
             )
 
-        line = LeaderLine(
-            peers,
-            Opener(run, admission.operator.coordinator),
-            where=landmarks.leader,
-            hello=hello,
-            post=driver.post,
-            learn=whereabouts.learn,
-        )
-        line.run_time_s = self._told_run_time
+        deadlines = spec.deadlines
+        silence_s = max(deadlines.heartbeat_timeout_s, 3 * deadlines.heartbeat_s)
+
+        def new_line(peers: OpensLines, where: Callable[[], Awaitable[tuple[PeerId, tuple[str, ...]]]]) -> LeaderLine:
+            line = LeaderLine(
+                peers,
+                opener,
+                where=where,
+                hello=hello,
+                post=driver.post,
+                learn=whereabouts.learn,
+                silence_s=silence_s,
+            )
+            line.run_time_s = self._told_run_time
+            return line
+
+        def to_stand_in(peer: PeerId) -> LeaderLine:
+            async def where() -> tuple[PeerId, tuple[str, ...]]:
+                return peer, () if peer == me else await whereabouts.addresses(peer)
+
+            mine = SelfOpener(run, me, leading.inbox, deadlines.heartbeat_s, self._seconds)
+            return new_line(mine if peer == me else peers, where)
+
+        line = Lines(admission.operator.coordinator, new_line(peers, landmarks.leader), to_stand_in, driver.failed)
         driver.line = line
 
         async def publish() -> None:
@@ -321,6 +446,8 @@ class _Node:
                 if dht.alone and not options.observer:
                     known = [address for record in whereabouts.all() for address in record.dht]
                     await dht.join(known or (await landmarks.look()).dht)
+                if session.view().reachable is False:
+                    await dht.dial_out_only()  # the leader has tried: what others would look for here is lost to them
                 await dht.publish(own.now())
                 pause_s = min(2 * pause_s, PUBLISH_S) if dht.alone else PUBLISH_S
                 await asyncio.sleep(pause_s)
@@ -328,21 +455,30 @@ class _Node:
         def answer(word: str) -> Mapping[str, Any]:
             match word:
                 case "status":
-                    since_s = self._seconds() - session.view().since
-                    return status_of(session.view(), run, me, traffic, stages, since_s) | {
+                    seen = view()
+                    since_s = self._seconds() - seen.since
+                    return status_of(seen, run, me, traffic, stages, since_s) | {
                         "trainer_restarts": supervisor.n_restarts,
                         "trainer_last_end": supervisor.last_end,
+                        "checkpoint": supervisor.checkpoint,
+                        "checkpoint_problem": supervisor.checkpoint_problem,
                         "data": str(options.data),
+                        "tasks": len(asyncio.all_tasks()),
                     }
                 case "leave":
                     driver.post(ev.LeaveAsked("left on request"))
                     return {"said": "the node gives its seat back and ends"}
                 case "pause" | "resume":
                     driver.post(ev.PauseAsked("user", word == "pause"))
-                    return {"said": "paused" if word == "pause" else "resumed"}
+                    problem = wishes.pause(word == "pause")
+                    return {"said": f"{'paused' if word == 'pause' else 'resumed'}{problem}"}
                 case _:
                     raise KeyError(word)
 
+        wishes = Wishes(options.data)
+        if wishes.paused and not options.observer:
+            self._say("paused, as it was before it ended; go on with: node resume")
+            driver.post(ev.PauseAsked("user", True))
         control = ControlServer(options.data, answer)
         await control.start()
         self._stack.push_async_callback(control.stop)
@@ -351,7 +487,7 @@ class _Node:
             self._on_signals(driver)
         if options.observer:
             evaluator.state_changed()
-        tasks = [supervisor.run(), line.run(), publish()]
+        tasks = [supervisor.run(), line.run(), publish(), book.run()]
         if self._outside.owns_process:
             tasks.append(display.run())
         if options.observer:
@@ -394,8 +530,12 @@ class _Node:
             self._asked_to_stop = True
             driver.post(ev.LeaveAsked("left on a signal"))
 
+        def orphaned() -> None:
+            driver.post(ev.LeaveAsked("the program that started this node is gone", keeps_seat=True))
+
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, signalled)
+        loop.add_signal_handler(ORPHANED, orphaned)
 
 
 def _ban(session: Session, peer: PeerId) -> str:

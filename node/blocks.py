@@ -342,4 +342,4 @@ class PieceStore:
 
 
 def _cut(raw: bytes) -> tuple[bytes, ...]:
-    return tuple(raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES))
+    return tuple(bytes(raw[start : start + HASH_BYTES]) for start in range(0, len(raw), HASH_BYTES))

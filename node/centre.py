@@ -45,13 +45,6 @@ class HeadResults:
         return cls(body, hashes.body_hash(held.commit.body), known)
 
 
-def pin_head(held: Held | None, results: ResultsStore) -> None:
-    """Have the results of the held state's commit stay on disk for as long as it is held, however many attempts the
-    next round takes; no others are looked for after an empty round."""
-    head = HeadResults.of(held)
-    results.pin(head.body_hash if head is not None else b"")
-
-
 def centre_of(held: Held | None, results: ResultsStore) -> Centre | None:
     """The centre of the round after the held state; checks a great many hashes, so in a thread."""
     head = HeadResults.of(held)

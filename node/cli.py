@@ -37,7 +37,8 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show a traceback
 ParentPid = Annotated[int, typer.Option("--parent-pid", hidden=True)]
 Listen = Annotated[str, typer.Option(help="HOST:PORT for other nodes; port 0: any free one.")]
 Dht = Annotated[str, typer.Option("--dht", help="HOST:PORT for the DHT; port 0: any free one.")]
-Advertise = Annotated[str, typer.Option(help="HOST or HOST:PORT that others reach this node at.")]
+ClockOffset = Annotated[float, typer.Option(hidden=True, help="Seconds by which this machine's clocks are off.")]
+Advertise = Annotated[str, typer.Option(help="HOST or HOST:PORT that others reach this node at; several with commas.")]
 
 
 def main() -> None:
@@ -92,6 +93,7 @@ def join(
     max_down: Annotated[str, typer.Option(metavar="RATE", help="Receive at most so much: 5M (bytes/s), 20Mbit.")] = "",
     verbose: Verbose = False,
     parent_pid: ParentPid = 0,
+    clock_offset: ClockOffset = 0.0,
 ) -> None:
     """Take part until told to leave, or for N rounds."""
 
@@ -112,9 +114,10 @@ def join(
             max_up=read_rate(max_up, "--max-up") if max_up else None,
             max_down=read_rate(max_down, "--max-down") if max_down else None,
         )
+        from node.app import clocks_off_by
         from node.app import join as run_node
 
-        return run_node(options)
+        return run_node(options, clocks_off_by(clock_offset))
 
     print(_run(begin, verbose, parent_pid), file=sys.stderr)
 

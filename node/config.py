@@ -28,6 +28,7 @@ class NodeOptions:
     listen: str = ANY_PORT
     dht: str = ANY_PORT
     advertise: str = ""
+    """HOST or HOST:PORT that others reach this node at; several are separated by commas."""
     rounds: int | None = None
     name: str = ""
     max_up: int | None = None
@@ -54,8 +55,8 @@ class NodeOptions:
                 )
         for option, value in (("--listen", self.listen), ("--dht", self.dht)):
             _checked(value, option)
-        if self.advertise:
-            _checked(self.advertise if _has_port(self.advertise) else f"{self.advertise}:1", "--advertise")
+        for each in self.advertise.split(",") if self.advertise else ():
+            _checked(each if _has_port(each) else f"{each}:1", "--advertise")
 
     @property
     def observer(self) -> bool:

@@ -20,12 +20,12 @@ class Display:
     """Shows one node's view on standard error.
 
     Args:
-        view: the session's view now.
+        view: what the session sees now; may be replaced.
         seconds: a monotonic clock.
     """
 
     def __init__(self, view: Callable[[], View], seconds: Callable[[], float]) -> None:
-        self._view, self._seconds = view, seconds
+        self.view, self._seconds = view, seconds
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._said = ""
@@ -45,11 +45,11 @@ class Display:
                 await asyncio.sleep(LOOK_S)
         with self._console.status("starting") as self._status:
             while True:
-                self._status.update(describe(self._view(), self._seconds()))
+                self._status.update(describe(self.view(), self._seconds()))
                 await asyncio.sleep(LOOK_S)
 
     def _plain(self) -> None:
-        view = self._view()
+        view = self.view()
         key = f"{view.state} {view.round} {view.waiting_for}"
         if key != self._said or self._seconds() - self._said_at_s > LINE_EVERY_S:
             self._said = key

@@ -15,13 +15,16 @@ from typing import assert_never
 
 from aggregation.exchange import ExchangeEvent as Happened
 from coordinator.rounds.events import Instant
-from node.centre import centre_of, pin_head
+from node.centre import centre_of
 from node.encoding import Contribution, Reading, make_area
 from node.errors import NodeError
 from node.exchanging import Exchanging
 from node.fetching import Fetcher
 from node.journal import Journal
-from node.leaderline import LeaderLine
+from node.keeping import Keeper
+from node.leading import Leading
+from node.lines import Lines
+from node.obeying import Obeying
 from node.ports import Peers
 from node.residual import Residuals
 from node.results import ResultsStore
@@ -60,6 +63,8 @@ class Parts:
     store: StateStore
     results: ResultsStore
     residuals: Residuals
+    keeper: Keeper
+    obeying: Obeying
     fetcher: Fetcher
     peers: Peers
     whereabouts: Whereabouts
@@ -77,7 +82,8 @@ class Driver:
 
     def __init__(self, session: Session, parts: Parts) -> None:
         self.session, self._parts = session, parts
-        self.line: LeaderLine | None = None
+        self.line: Lines | None = None
+        self.leading: Leading | None = None
         self.exchanging: Exchanging | None = None
         self._inbox: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,18 +124,35 @@ class Driver:
             return ev.Woke()
 
     async def _decide(self, event: ev.Event) -> None:
-        for effect in self.session.handle(event, self._now()):
+        abstained = self.session.abstains
+        effects = self.session.handle(event, self._now())
+        if abstained and not self.session.abstains:
+            await asyncio.to_thread(self._parts.journal.is_whole)
+        for effect in effects:
             await self._carry_out(effect)
 
     async def _carry_out(self, effect: ev.Effect) -> None:
         parts = self._parts
         match effect:
-            case ev.TellLeader(message):
-                await self._tell(message)
+            case ev.TellLeader(message, leader):
+                await self._tell(message, leader)
+            case ev.Follow(leaders):
+                if self.line is not None:
+                    self.line.follow(leaders)
+            case ev.Lead():
+                if self.leading is not None:
+                    await self.leading.begin()
+            case ev.StepDown(reason):
+                if self.leading is not None:
+                    self.leading.step_down(reason)
+            case ev.KeepHead(envelope):
+                await asyncio.to_thread(parts.journal.keep_head, envelope)
             case ev.Persist(entry):
                 await asyncio.to_thread(parts.journal.save, entry)
             case ev.FetchState():
                 self._spawn(self._fetch_state(effect))
+            case ev.FetchCommits():
+                self._spawn(self._fetch_commits(effect))
             case ev.FetchData(round_, ranges):
                 if self._data is not None:
                     self._data.cancel()  # an earlier round's, which may have been waiting for long
@@ -149,6 +172,13 @@ class Driver:
                 self._spawn(self._verify(effect))
             case ev.Apply():
                 await self._apply(effect)
+            case ev.KeepSpec():
+                await parts.obeying.at_once(effect)
+            case ev.Amended(spec):
+                self._parts = replace(parts, spec=spec)
+                await parts.obeying.at_once(effect)
+            case ev.Restore() | ev.FetchSpec():
+                self._spawn(self._obey(effect))
             case ev.Stop(code, reason):
                 self._stopped = Stopped(code, reason)
             case ev.Say(text):
@@ -158,13 +188,13 @@ class Driver:
 
     # -- effects ----------------------------------------------------------------------------------------------
 
-    async def _tell(self, message: object) -> None:
+    async def _tell(self, message: object, leader: str = "") -> None:
         if self.line is None:
             return
         traffic = self._parts.peers.traffic
         if isinstance(message, Heartbeat):
             message = replace(message, bytes_sent=traffic.sent, bytes_received=traffic.received)
-        await self.line.say(message)  # type: ignore[arg-type]
+        await self.line.say(message, leader)  # type: ignore[arg-type]
 
     def _train(self, effect: ev.LoadAnchor | ev.StartTraining | ev.PauseTraining | ev.Encode) -> None:
         trainer, held = self._parts.trainer, self._parts.store.current
@@ -172,10 +202,10 @@ class Driver:
             return
         match effect:
             case ev.LoadAnchor(_, nominal_step, fresh_moments):
-                trainer.load(held.theta, held.ledger.round, nominal_step, fresh_moments)
-            case ev.StartTraining(round_, ranges, h):
+                trainer.load(held.theta, held.ledger.round, nominal_step, fresh_moments, held.ledger.digest)
+            case ev.StartTraining(round_, ranges, h, batch_scale):
                 self._began("train")
-                trainer.train(round_, ranges, h)
+                trainer.train(round_, ranges, h, batch_scale)
             case ev.PauseTraining(paused):
                 trainer.pause(paused)
             case ev.Encode(round_):
@@ -252,7 +282,7 @@ class Driver:
             where=where,
             happened=happened,
             tell=tell,
-            failed=self._failed,
+            failed=self.failed,
             seconds=parts.seconds,
             previous=centre.previous if centre else None,
             previous_scale=centre.scale if centre else 1.0,
@@ -260,13 +290,19 @@ class Driver:
         )
 
     async def _fetch_state(self, effect: ev.FetchState) -> None:
-        outcome = await self._parts.fetcher.state(effect.commit, effect.body)
+        outcome = await self._parts.fetcher.state(effect)
         if isinstance(outcome, str):
             self.post(ev.StateFetchFailed(outcome))
             return
         await self._settle()
         self._parts.applied()
         self.post(ev.StateFetched(outcome))
+
+    async def _fetch_commits(self, effect: ev.FetchCommits) -> None:
+        self.post(await self._parts.fetcher.commits(effect))
+
+    async def _obey(self, effect: ev.Restore | ev.FetchSpec) -> None:
+        self.post(await self._parts.obeying.in_time(effect))
 
     async def _fetch_data(self, round_: int, ranges: tuple[Range, ...]) -> None:
         await self._parts.fetcher.data(ranges)
@@ -314,6 +350,8 @@ class Driver:
         )
         await self._tell(report)
         self._parts.applied()
+        if self.leading is not None:
+            self.leading.applied(effect.commit)
         self.post(ev.Applied(effect.commit_hash))
 
     async def _settle(self) -> None:
@@ -322,7 +360,8 @@ class Driver:
             await asyncio.wait([self._sealing])
         held = self._parts.store.current
         await asyncio.to_thread(self._parts.residuals.settle, held)
-        await asyncio.to_thread(pin_head, held, self._parts.results)
+        for note in await asyncio.to_thread(self._parts.keeper.settle):
+            self._parts.say(note)
 
     # -- small things -----------------------------------------------------------------------------------------
 
@@ -346,9 +385,9 @@ class Driver:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """A fault of ours: `run` ends with it."""
         self._fault = self._fault or error
         self.post(ev.Woke())
@@ -359,5 +398,7 @@ class Driver:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.exchanging is not None:
             await self.exchanging.close()
+        if self.leading is not None:
+            await self.leading.close()
         if self.line is not None:
             await self.line.close()

@@ -124,9 +124,8 @@ def read_contribution(path: Path, spec: RunSpec) -> Contribution:
 
 def _measured(frame: memoryview, spec: RunSpec, n_values: int, pool: Executor | None) -> tuple[bytes, float]:
     """A chunk's root and ‖·‖²; raises CodecError for a frame that is not canonical."""
-    codec.check(frame, codec=spec.codec.name, block=spec.codec.block, n_values=n_values)
-    root = _root(frame, spec.codec.leaf_values, pool)
-    return root, codec.squared_norm(frame)
+    norm_sq = codec.measure(frame, codec=spec.codec.name, block=spec.codec.block, n_values=n_values)
+    return _root(frame, spec.codec.leaf_values, pool), norm_sq
 
 
 def _root(frame: memoryview, leaf_values: int, pool: Executor | None) -> bytes:

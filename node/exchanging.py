@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 
 from aggregation.errors import CodecError, RuleError
@@ -15,6 +16,7 @@ from aggregation.exchange import (
     CheckRow,
     CombineChunk,
     CombineFailed,
+    DropRow,
     ExchangeEffect,
     GiveReceipt,
     Receipted,
@@ -25,6 +27,8 @@ from aggregation.exchange import (
     RowBroken,
     RowChecked,
     SendRows,
+    Stalled,
+    StopRows,
     Unable,
 )
 from aggregation.exchange import ExchangeEvent as Happened
@@ -57,6 +61,8 @@ SEND_PAUSE_FIRST_S = 0.05
 SEND_PAUSE_MAX_S = 2.0
 
 OWN_ROWS_AT_ONCE = 2
+STALLED_TIMES = 2
+"""A call that stands still for `no_progress_s` ends and is made again, so who is silent for longer can't be reached."""
 
 Where = Callable[[PeerId], Awaitable[tuple[str, ...]]]
 
@@ -111,11 +117,11 @@ class Exchanging:
         self._admit, self._codes, self._code_paths = admit, codes, code_paths
         self._pool, self._peers, self._where = pool, peers, where
         self._happened, self._tell, self._failed, self._seconds = happened, tell, failed, seconds
-        included = included_of(begin.deal, begin.commitments)
-        applied = policy.applied_rule(spec, included, begin.deal.excluded)
+        self._dealt = included_of(begin.deal, begin.commitments)
+        applied = policy.applied_rule(spec, self._dealt, begin.deal.excluded)
         self._reducing = Reducing(
             spec,
-            included,
+            self._dealt,
             applied or policy.Applied(spec.rule.name, 0, "", ""),
             results=results,
             work=work,
@@ -128,15 +134,21 @@ class Exchanging:
         self._writing: dict[tuple[PeerId, int], Future[None]] = {}
         self._rows: dict[tuple[PeerId, int], Row] = {}
         self._held: set[tuple[PeerId, int]] = set()  # checked: a receipt may be had as often as it is lost
+        self._pending: dict[PeerId, dict[int, None]] = {}  # chunks that reducers have not acknowledged
+        self._combines: dict[int, asyncio.Task[None]] = {}  # the last one of each chunk
         self._began_s = seconds()
+        self._heard_s: dict[PeerId, float] = {}  # when a sender last called or sent something
         self._n_received_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._spawn(self._watch())
 
     # -- what the server asks ---------------------------------------------------------------------------------
 
-    def admit_deal(self, deal: bytes) -> str:
+    def admit_deal(self, deal: bytes, sender: PeerId | None = None) -> str:
         """Whether rows may come for this deal's envelope."""
+        if sender is not None:
+            self._heard_s[sender] = self._seconds()
         return "" if deal == self._begin.deal_envelope and not self._closed else "not the deal of the current attempt"
 
     def admit_row(self, sender: PeerId, head: ChunkHead) -> str:
@@ -172,6 +184,7 @@ class Exchanging:
         if offset + len(data) > row.head.n_bytes:
             raise ValueError(f"a row of {row.head.n_bytes} bytes has no room for {len(data)} at {offset}")
         self._n_received_bytes += len(data)
+        self._heard_s[sender] = self._seconds()
         if offset + len(data) == row.head.n_bytes:
             row.rest = (offset, data)
             return
@@ -189,7 +202,7 @@ class Exchanging:
             return ""
         row = self._rows.get((sender, chunk))
         if row is None:
-            return "the attempt is over"
+            return "the attempt is over, or the row counts no more"
         self._happened(RowArrived(sender, chunk))
         return await row.outcome
 
@@ -211,22 +224,30 @@ class Exchanging:
     async def carry_out(self, effect: ExchangeEffect) -> None:
         match effect:
             case SendRows(reducer, chunks):
-                self._spawn(self._send(PeerId(reducer), chunks))
+                self._offer(PeerId(reducer), chunks)
+            case StopRows(reducer, chunks):
+                for chunk in chunks:
+                    self._pending.get(PeerId(reducer), {}).pop(chunk, None)
             case CheckRow(sender, chunk):
                 self._spawn(self._check(PeerId(sender), chunk))
             case GiveReceipt(sender, chunk):
-                self._held.add((PeerId(sender), chunk))
-                self._settle(PeerId(sender), chunk, "")
+                if not self._closed:  # what was checked as the attempt ended is held by nobody
+                    self._held.add((PeerId(sender), chunk))
+                    self._settle(PeerId(sender), chunk, "")
             case RefuseRow(sender, chunk, reason):
                 self._settle(PeerId(sender), chunk, reason)
-            case CombineChunk():
-                self._spawn(self._combine(effect))
+            case DropRow(sender, chunk):
+                self._drop(PeerId(sender), chunk)
+            case CombineChunk(chunk, senders):
+                rows = [self._rows[(PeerId(sender), chunk)] for sender in senders]
+                self._combines[chunk] = self._spawn(self._combine(effect, rows, self._combines.get(chunk)))
             case ReportResults(set_hash, results):
                 listed = tuple(ChunkResult(item.chunk, item.hash, item.norm_sq) for item in results)
                 report = Results(self.plan_hash, set_hash, listed, self._kib_s())
                 await self._tell(Signed(self._sealer.seal(report)))
-            case ReportMissing(lacks):
-                await self._tell(Missing(self.plan_hash, tuple(Lack(c, PeerId(sender)) for c, sender in lacks)))
+            case ReportMissing(lacks, asked, unable):
+                named = tuple(Lack(chunk, PeerId(sender)) for chunk, sender in lacks)
+                await self._tell(Missing(self.plan_hash, named, tuple(PeerId(peer) for peer in asked), unable))
 
     async def close(self) -> None:
         """Stop all streams and drop received rows; combined chunks stay to be served."""
@@ -242,11 +263,20 @@ class Exchanging:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
-    async def _send(self, reducer: PeerId, chunks: tuple[int, ...]) -> None:
-        """Stream rows until all are receipted; tries again with growing pauses until the exchange is closed."""
+    def _offer(self, reducer: PeerId, chunks: tuple[int, ...]) -> None:
+        """Send a reducer more chunks: what sends to it already takes them along."""
         if self._codes is None:
             return
-        pending = dict.fromkeys(chunks)
+        pending = self._pending.get(reducer)
+        if pending is None:
+            self._pending[reducer] = dict.fromkeys(chunks)
+            self._spawn(self._send(reducer))
+        else:
+            pending.update(dict.fromkeys(chunks))
+
+    async def _send(self, reducer: PeerId) -> None:
+        """Stream rows until all are receipted; tries again with growing pauses until the exchange is closed."""
+        pending = self._pending[reducer]
         pause_s = SEND_PAUSE_FIRST_S
         while pending:
             n_before = len(pending)
@@ -260,6 +290,7 @@ class Exchanging:
             pause_s = SEND_PAUSE_FIRST_S if len(pending) < n_before else min(2 * pause_s, SEND_PAUSE_MAX_S)
             if pending:
                 await asyncio.sleep(pause_s)
+        del self._pending[reducer]
 
     async def _stream(self, reducer: PeerId, pending: dict[int, None]) -> None:
         async def receipted(envelope: bytes) -> None:
@@ -284,7 +315,7 @@ class Exchanging:
         for start in range(0, len(chunks), OWN_ROWS_AT_ONCE):
             await asyncio.gather(*(self._own(chunk) for chunk in chunks[start : start + OWN_ROWS_AT_ONCE]))
             for chunk in chunks[start : start + OWN_ROWS_AT_ONCE]:
-                del pending[chunk]
+                pending.pop(chunk, None)
 
     async def _own(self, chunk: int) -> None:
         head, frame = self._row_source(chunk)
@@ -315,25 +346,48 @@ class Exchanging:
             fault = self._no_room(error)
         self._happened(RowChecked(sender, chunk, fault))
 
-    async def _combine(self, effect: CombineChunk) -> None:
+    async def _combine(self, effect: CombineChunk, rows: list[Row], before: asyncio.Task[None] | None) -> None:
+        """Combine a chunk, after what is combined of it already: the result that is kept is the last set's."""
+        if before is not None:
+            await asyncio.wait([before])
         loop, work = asyncio.get_running_loop(), self._reducing.combine
-        rows = [self._rows[(PeerId(sender), effect.chunk)] for sender in effect.senders]
+        rule = self._rule_of(effect.senders)
         try:
-            combined = await loop.run_in_executor(self._pool, work, effect.chunk, rows, effect.weights)
+            combined = await loop.run_in_executor(self._pool, work, effect.chunk, rows, effect.weights, rule)
         except (CodecError, RuleError, NodeError, OSError) as error:
-            self._happened(CombineFailed(effect.chunk, str(error)))
+            self._happened(CombineFailed(effect.chunk, str(error), effect.set_number))
             return
-        finally:
-            self._forget(effect)
-        self._happened(combined)
+        self._happened(replace(combined, set_number=effect.set_number))
 
-    def _forget(self, effect: CombineChunk) -> None:
-        """Rows are combined once: what of them lay in memory makes room for others."""
-        for sender in effect.senders:
-            key = (PeerId(sender), effect.chunk)
-            row = self._rows.pop(key, None)
-            if row is not None and self._slots.get(key, 0) is None:
-                self._memory.give_back(row.head.n_bytes)
+    def _rule_of(self, senders: tuple[str, ...]) -> policy.Applied | None:
+        """The rule for a set that has shrunk; None for the one that was dealt."""
+        if len(senders) == len(self._dealt):
+            return None
+        included = {PeerId(sender): self._dealt[PeerId(sender)] for sender in senders}
+        return policy.applied_rule(self._spec, included, self._begin.deal.excluded)
+
+    def _drop(self, sender: PeerId, chunk: int) -> None:
+        """A row that counts no more makes room for others."""
+        key = (sender, chunk)
+        row = self._rows.get(key)
+        self._settle(sender, chunk, "it counts no more: the chunk or the set has changed")
+        self._held.discard(key)
+        if row is not None and self._slots.get(key, 0) is None:
+            del self._slots[key]
+            self._memory.give_back(row.head.n_bytes)
+
+    async def _watch(self) -> None:
+        """Say who has stalled, again and again: right after a deal it is not yet believed."""
+        while not self._closed:
+            await asyncio.sleep(STALLED_TIMES * self._spec.deadlines.no_progress_s / 8)
+            if stalled := self.stalled():
+                self._happened(Stalled(stalled))
+
+    def stalled(self) -> tuple[str, ...]:
+        """Senders of whom nothing has come for so long that it can't be on its way."""
+        since_s = self._seconds() - STALLED_TIMES * self._spec.deadlines.no_progress_s
+        silent = [peer for peer in self._dealt if self._heard_s.get(peer, self._began_s) < since_s]
+        return tuple(str(peer) for peer in silent if peer != self._me)
 
     # -- small things -----------------------------------------------------------------------------------------
 
@@ -356,10 +410,11 @@ class Exchanging:
     def _spec_run(self) -> PeerId:
         return self._begin.plan.run
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

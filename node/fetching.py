@@ -1,4 +1,4 @@
-"""What this node fetches from others for its session: results of a round, the whole state, pieces of data."""
+"""What this node fetches from others for its session: results of a round, commits, the whole state, pieces of data."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ from contextlib import suppress
 from dataclasses import replace
 
 from aggregation import codec, rules
-from aggregation.digest import chunk_root
 from aggregation.errors import CodecError
-from coordinator.rounds import policy
 from coordinator.rounds.ledger import Ledger
 from node.blocks import PieceStore
 from node.centre import HeadResults
-from node.donors import StateUnavailable, fetch_state
-from node.errors import NodeError
+from node.donors import Ancestry, Donor, StateUnavailable, Wish, spread
+from node.errors import DiskFull, NodeError
+from node.gathering import Gatherer, Lacks
 from node.landmarks import Landmarks
+from node.pace import Pace
 from node.ports import PeerFailed, Peers
 from node.results import ResultsArea, ResultsStore
+from node.session import events as ev
 from node.session.events import Verify
 from node.state import StateStore
+from node.training.shared import frame_sizes
+from node.transfer import Manners, StateMoves, fetch_state
 from node.whereabouts import Whereabouts
+from protos import limits, wire
 from protos.hashes import commit_hash
-from protos.messages import Body, Commit, PeerId, Range
+from protos.messages import Body, Commit, Outcome, PeerId, Range
 from protos.runspec import RunSpec
 
 AGAIN_S = 0.2
 DATA_AGAIN_FIRST_S = 0.5
 DATA_AGAIN_MAX_S = 15.0
-HEADS_KEPT = 16
+HEADS_KEPT = 4096
+LIAR_S = 300.0
+"""So long a peer that sent something else than it said is not asked for states or commits."""
+MOVES_SHARE = 0.5
+"""Donors drop a state at the second commit after it: with less than this at the first one, the rest won't come."""
 
 
 class Fetcher:
@@ -39,6 +47,7 @@ class Fetcher:
     Args:
         me: this member, who is never asked.
         say: takes what a contributor would want to read.
+        open_commit: makes a CommitHeard of a commit: its votes with valid signatures, unweighed. Raises ValueError.
     """
 
     def __init__(
@@ -55,38 +64,136 @@ class Fetcher:
         pool: Executor,
         say: Callable[[str], None],
         seconds: Callable[[], float],
+        open_commit: Callable[[Commit], ev.Event],
     ) -> None:
         self._me, self._spec = me, spec
-        self._peers, self._whereabouts, self._landmarks = peers, whereabouts, landmarks
+        self._peers, self._landmarks, self._open_commit = peers, landmarks, open_commit
         self._store, self._results, self._pieces, self._pool = store, results, pieces, pool
         self._say, self._seconds = say, seconds
-        self._heads: dict[bytes, Body] = {}
-        self._result_codec = codec.result_codec(spec.codec.name)
+        self._heads = Ancestry(HEADS_KEPT)
+        self._pace = Pace()
+        self._liars: dict[PeerId, float] = {}  # until when
+        self._moves = False
+        sizes = frame_sizes(store.grid, codec.result_codec(spec.codec.name), spec.codec.block)
+        self._round_bytes = sum(sizes)
+        self._gatherer = Gatherer(me, spec, peers=peers, whereabouts=whereabouts, results=results, lied=self._lied)
+
+    def amend(self, spec: RunSpec) -> None:
+        """Other settings are in force."""
+        self._spec = spec
 
     # -- the state --------------------------------------------------------------------------------------------
 
     def told(self, commit: Commit, body: Body) -> None:
         """The leader has named this commit on its line: a state after it may be taken from anybody."""
-        self._heads[commit_hash(commit.body, commit.digest)] = body
-        while len(self._heads) > HEADS_KEPT:
-            del self._heads[next(iter(self._heads))]
+        if body.round > self._heads.newest_round and body.outcome is Outcome.COMMITTED:
+            self._pace.heard(self._seconds())
+        self._heads.told(commit_hash(commit.body, commit.digest), body)
 
-    async def state(self, commit: Commit, body: Body) -> Ledger | str:
+    async def state(self, asked: ev.FetchState) -> Ledger | str:
         """The ledger of the state that is now held, or why none could be fetched."""
-        self.told(commit, body)
+        if asked.anew:
+            self._heads = Ancestry(HEADS_KEPT)  # what led to the branch that was held leads nowhere now
+        self.told(asked.commit, asked.body)
+        traffic, began_s = self._peers.traffic, self._seconds()
+        n_before = traffic.received
         try:
-            donors = await self._landmarks.find_donors(body.voters)
-            ledger = await fetch_state(self._peers, donors, self._store, self._verify_commit)
+            donors = await self._donors(asked.body.voters)
+            ledger = await self._fetch_state(donors, Wish(asked.newer_than, self._moves, least=asked.body.round))
+        except DiskFull as error:
+            dropped = await asyncio.to_thread(self._relieve)
+            return f"{error}; what is kept for others was dropped" if dropped else str(error)
         except (StateUnavailable, NodeError) as error:
             return str(error)
+        rate_bytes_s = (traffic.received - n_before) / max(self._seconds() - began_s, 1e-3)
+        n_behind = self._heads.newest_round - ledger.round
+        if outlook := self._pace.outlook(rate_bytes_s, round_bytes=self._round_bytes, n_behind=n_behind):
+            self._say(outlook)
         await self.centre()
         return ledger
 
-    def _verify_commit(self, commit: Commit) -> Body:
-        body = self._heads.get(commit_hash(commit.body, commit.digest))
-        if body is None:
-            raise ValueError("its head is none that the leader has named lately")
+    async def _fetch_state(self, donors: Sequence[Donor], wish: Wish) -> Ledger:
+        """The current state as a rule; the frozen snapshot once it has shown that the current one moves too fast."""
+        began_round = self._heads.newest_round
+
+        def moves(share: float) -> bool:
+            n_since = self._heads.newest_round - began_round
+            return not wish.frozen and (n_since > 1 or (n_since == 1 and share < MOVES_SHARE))
+
+        manners = Manners(
+            moves=moves, lied=self._lied, patience_s=self._spec.deadlines.no_progress_s / 4, progress=self._progress
+        )
+        try:
+            return await fetch_state(self._peers, donors, self._store, self._verify_commit, wish, manners)
+        except StateMoves:
+            self._moves = True
+            self._say("the state moves on faster than it comes here: taking a snapshot and the results since")
+            wish = replace(wish, frozen=True)
+            return await fetch_state(self._peers, donors, self._store, self._verify_commit, wish, manners)
+
+    def _progress(self, n_done: int, n_chunks: int) -> None:
+        self.share_fetched = n_done / n_chunks
+
+    share_fetched = 0.0
+    """How much of the state that is fetched now, or was last, is here."""
+
+    async def _donors(self, members: Sequence[PeerId]) -> list[Donor]:
+        """Whom to ask, in this node's own order; not those who have lied lately."""
+        now_s = self._seconds()
+        self._liars = {peer: until_s for peer, until_s in self._liars.items() if until_s > now_s}
+        found = await self._landmarks.find_donors(members)
+        return spread(self._me, [donor for donor in found if donor[0] not in self._liars])
+
+    def _lied(self, peer: PeerId, why: str) -> None:
+        if peer not in self._liars:
+            self._say(f"{peer} is not asked any more for {LIAR_S:g} s: {why}")
+        self._liars[peer] = self._seconds() + LIAR_S
+
+    async def _verify_commit(self, peer: PeerId, addresses: Sequence[str], commit: Commit) -> Body:
+        """The body of a commit that the leader has named, or from which the donor shows the way to such a one."""
+        head = commit_hash(commit.body, commit.digest)
+        body = wire.decode(Body, commit.body)
+        if head not in self._heads and body.round < self._heads.newest_round:
+            later = await self._peers.commits_after(peer, addresses, body.epoch, body.round, limits.COMMITS)
+            await asyncio.to_thread(self._heads.learn, later)
+        if head not in self._heads:
+            raise ValueError("its head is none that the leader has named lately, and leads to none")
         return body
+
+    # -- the chain --------------------------------------------------------------------------------------------
+
+    async def commits(self, asked: ev.FetchCommits) -> ev.CommitsFetched | ev.CommitsFetchFailed:
+        """The commits from a held state on, up to the newest one or as far as a donor goes with them."""
+        self.told(asked.newest.commit, asked.newest.body)
+        donors = await self._donors(asked.newest.body.voters)
+        turn = asked.n_tries % len(donors) if donors else 0
+        said: list[str] = []
+        best: list[Commit] = []
+        n_answers = 0
+        for peer, addresses in (*donors[turn:], *donors[:turn]):
+            try:
+                found = await self._peers.commits_after(peer, addresses, asked.epoch, asked.round, limits.COMMITS)
+                n_answers += 1
+                row = await asyncio.to_thread(_linked, found, asked.head)
+            except (PeerFailed, ValueError) as error:
+                said.append(f"{peer[-6:]}: {error.why if isinstance(error, PeerFailed) else error}")
+                continue
+            while row and commit_hash(row[-1].body, row[-1].digest) not in self._heads:
+                row.pop()  # of a branch that nobody follows, or newer than what the leader has told
+            if not row:
+                said.append(f"{peer[-6:]}: its commits lead to no head that the leader has named")
+            best = max(best, row, key=len)
+            ends = (asked.newest.commit_hash, asked.newest.body.previous)
+            if best and commit_hash(best[-1].body, best[-1].digest) in ends:
+                break
+        if not best:
+            why = "; ".join(said) or "nobody has the commits since"
+            return ev.CommitsFetchFailed(why, gone=n_answers > 0 and n_answers == len(donors))
+        try:
+            opened = await asyncio.to_thread(lambda: [self._open_commit(commit) for commit in best])
+        except ValueError as error:
+            return ev.CommitsFetchFailed(f"a commit of theirs doesn't hold: {error}", gone=False)
+        return ev.CommitsFetched(tuple(event for event in opened if isinstance(event, ev.CommitHeard)))
 
     async def centre(self) -> None:
         """Have the results that the next round's rule starts from, of the held state's commit, where it takes any.
@@ -113,13 +220,11 @@ class Fetcher:
         wanted = Verify(head.body, head.body_hash, head.hashes, (), ())
         area = await asyncio.to_thread(self._results.area, head.body_hash)
         await asyncio.to_thread(_forget_broken, area, len(head.hashes))
-        missing = await asyncio.to_thread(self._take_local, area, wanted)
+        missing = await asyncio.to_thread(self._gatherer.take_local, area, wanted)
         if not missing:
             return ""
-        donors = [peer for peer, _ in await self._landmarks.find_donors(head.body.voters)]
-        lines = tuple((*donors[turn:], *donors[:turn]) for turn in range(len(donors)))
-        shared = tuple(lines[chunk % len(lines)] for chunk in range(len(head.hashes))) if lines else ()
-        return await self._one_pass(area, replace(wanted, reducers=shared), missing, exchange=False)
+        donors = tuple(peer for peer, _ in await self._donors(head.body.voters))
+        return await self._gatherer.one_pass(area, replace(wanted, holders=donors), missing, Lacks(), exchange=False)
 
     # -- results ----------------------------------------------------------------------------------------------
 
@@ -127,94 +232,55 @@ class Fetcher:
         """Have all results of a body in its area; why that failed, or an empty string.
 
         Each chunk is asked for at its reducer first, then at the next in line and at whoever may hold it. What nobody
-        has any more is given up as soon as its reducer would be: only an attempt without it can replace it.
+        has any more is given up as soon as its reducer would be: only an attempt without it can replace it. Those of an
+        earlier round are asked for at all who may hold them, and given up when everybody has said no, or nothing has
+        come for a while.
         """
         if not verify.result_hashes:
             return ""
+        while True:
+            try:
+                return await self._gather(verify)
+            except DiskFull:
+                if not await asyncio.to_thread(self._relieve):
+                    raise
+
+    async def _gather(self, verify: Verify) -> str:
         # What this node combined in the attempt becomes part of the body's results.
         area = await asyncio.to_thread(self._results.rekey, verify.plan_hash, verify.body_hash)
         deadlines = self._spec.deadlines
+        lacks = Lacks()
+        if verify.replay:
+            donors = tuple(peer for peer, _ in await self._donors(verify.holders))
+            verify = replace(verify, holders=tuple(dict.fromkeys((*donors, *verify.holders))))
         began_s = came_s = self._seconds()
-        fault, n_missing = "", len(verify.result_hashes)
-        while missing := await asyncio.to_thread(self._take_local, area, verify):
+        fault, n_missing, n_bytes = "", len(verify.result_hashes), self._peers.traffic.received
+        while missing := await asyncio.to_thread(self._gatherer.take_local, area, verify):
             now_s = self._seconds()
             if len(missing) < n_missing:
                 came_s, n_missing = now_s, len(missing)
-            if fault and now_s > min(began_s + deadlines.vote_s, came_s + deadlines.gone_grace_s):
+            if fault and self._given_up(verify, missing, lacks, now_s - began_s, now_s - came_s):
                 return f"{_named(verify, missing[0])} is not to be had: {fault}"
-            fault = await self._one_pass(area, verify, missing)
+            if not verify.replay:  # who has not got it yet may have it the next time
+                lacks = Lacks()
+            fault = await self._gatherer.one_pass(area, verify, missing, lacks, exchange=True)
             if fault:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(min(AGAIN_S, deadlines.no_progress_s / 10))
+        if verify.replay:
+            self._pace.fetched(self._peers.traffic.received - n_bytes, self._seconds() - began_s)
+            if verdict := self._pace.verdict():
+                self._say(verdict)
         return ""
 
-    async def _one_pass(self, area: ResultsArea, verify: Verify, missing: list[int], *, exchange: bool = True) -> str:
-        """Ask each source in turn for what is still missing; the last failure, or an empty string if all is here."""
-        left = dict.fromkeys(missing)
-        faults: list[str] = []
-        n_sources = max(len(self._sources(verify, chunk)) for chunk in missing)
-        for turn in range(n_sources):
-            asked: dict[PeerId, list[int]] = {}
-            for chunk in left:
-                sources = self._sources(verify, chunk)
-                if turn < len(sources):
-                    asked.setdefault(sources[turn], []).append(chunk)
-            outcomes = await asyncio.gather(
-                *(self._from(peer, area, verify, chunks, exchange) for peer, chunks in sorted(asked.items()))
-            )
-            faults += [outcome for outcome in outcomes if outcome]
-            left = dict.fromkeys(area.missing(verify.result_hashes))
-            if not left:
-                return ""
-        return faults[-1] if faults else "nobody who could hold the results is known"
+    def _given_up(self, verify: Verify, missing: list[int], lacks: Lacks, since_s: float, quiet_s: float) -> bool:
+        deadlines = self._spec.deadlines
+        if verify.replay:
+            return self._gatherer.nobody_left(verify, missing, lacks) or quiet_s > deadlines.no_progress_s
+        return since_s > deadlines.vote_s or quiet_s > deadlines.gone_grace_s
 
-    def _sources(self, verify: Verify, chunk: int) -> list[PeerId]:
-        line = verify.reducers[chunk] if chunk < len(verify.reducers) else ()
-        return [peer for peer in dict.fromkeys((*line, *verify.holders)) if peer != self._me]
-
-    async def _from(self, peer: PeerId, area: ResultsArea, verify: Verify, chunks: list[int], exchange: bool) -> str:
-        wanted: dict[bytes, list[int]] = {}
-        for chunk in chunks:
-            wanted.setdefault(verify.result_hashes[chunk], []).append(chunk)
-        max_bytes = codec.frame_bytes(self._result_codec, self._spec.codec.chunk_values, self._spec.codec.block)
-
-        async def sink(hash_: bytes, data: bytes) -> None:
-            if not await asyncio.to_thread(self._keep, area, hash_, data, wanted.get(hash_, [])):
-                raise PeerFailed(peer, "it sent a result that is not canonical or doesn't have its hash")
-
-        try:
-            addresses = await self._whereabouts.addresses(peer)
-            missing = await self._peers.fetch(
-                peer, addresses, "result", list(wanted), max_bytes, sink, exchange=exchange
-            )
-        except PeerFailed as error:
-            return f"{peer[-6:]}: {error.why}"
-        return f"{peer[-6:]}: {len(missing)} results are not there" if missing else ""
-
-    def _keep(self, area: ResultsArea, hash_: bytes, data: bytes, chunks: list[int]) -> bool:
-        grid, spec = policy.grid(self._spec), self._spec.codec
-        try:
-            for chunk in chunks:
-                codec.check(
-                    data,
-                    codec=self._result_codec,
-                    block=spec.block,
-                    n_values=grid.size(chunk),
-                    scale_cap=codec.RESULT_SCALE_CAP,
-                )
-                if chunk_root(data, spec.leaf_values) != hash_:
-                    return False
-                area.put(chunk, data, hash_)
-        except (CodecError, ValueError):
-            return False
-        return bool(chunks)
-
-    def _take_local(self, area: ResultsArea, verify: Verify) -> list[int]:
-        """Copy what this node combined itself; what is still missing after that."""
-        for chunk in area.missing(verify.result_hashes):
-            frame = self._results.find(verify.result_hashes[chunk])
-            if frame is not None:
-                area.put(chunk, frame, verify.result_hashes[chunk])
-        return area.missing(verify.result_hashes)
+    def _relieve(self) -> bool:
+        """Make room on a full disk by what is kept for others alone."""
+        return self._results.relieve() or self._store.relieve()
 
     def frames(self, verify: Verify) -> Callable[[int], memoryview]:
         """Gives each chunk's result, once `results` has them all.
@@ -260,6 +326,19 @@ def _forget_broken(area: ResultsArea, n_chunks: int) -> None:
     for chunk in range(n_chunks):
         with suppress(KeyError):
             area.frame(chunk)
+
+
+def _linked(commits: Sequence[Commit], head: bytes) -> list[Commit]:
+    """As many of the first commits as follow from a head, each from the one before. Raises ValueError if none does."""
+    row: list[Commit] = []
+    for commit in commits:
+        if wire.decode(Body, commit.body).previous != head:
+            break
+        row.append(commit)
+        head = commit_hash(commit.body, commit.digest)
+    if not row:
+        raise ValueError("it has no commits since")
+    return row
 
 
 def _no_frame(chunk: int) -> memoryview:

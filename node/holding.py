@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from node.blocks import PieceStore
+from node.commits import CommitLog
 from node.exchanging import Exchanging
 from node.results import ResultsStore
+from node.serving import Turns
 from node.state import StateStore
 from protos.messages import ChunkHead, Commit, PeerId, StateOffer
 
 
 class NodeHolder:
-    """The port `Holder` over this node's stores. `exchanging` is the attempt that runs now, if any."""
+    """The port `Holder` over this node's stores.
+
+    Args:
+        exchanging: gives the attempt that runs now, if any.
+        wait_s: how long who fetches the state waits for its turn.
+    """
 
     def __init__(
         self,
         store: StateStore,
         results: ResultsStore,
         pieces: PieceStore,
+        commits: CommitLog,
         exchanging: Callable[[], Exchanging | None],
+        *,
+        wait_s: float,
     ) -> None:
-        self._store, self._results, self._pieces, self._exchanging = store, results, pieces, exchanging
+        self._store, self._results, self._pieces, self._commits = store, results, pieces, commits
+        self._exchanging = exchanging
+        self._states = Turns(wait_s=wait_s)
 
     def admit_deal(self, caller: PeerId, deal: bytes) -> str:
         running = self._exchanging()
-        return running.admit_deal(deal) if running else "no exchange runs here now"
+        return running.admit_deal(deal, caller) if running else "no exchange runs here now"
 
     def admit_row(self, caller: PeerId, head: ChunkHead) -> str:
         running = self._exchanging()
@@ -58,13 +72,18 @@ class NodeHolder:
             case _:
                 return None
 
-    def state_offer(self, caller: PeerId) -> StateOffer | None:
-        return self._store.offer()
+    def serving(self, caller: PeerId, kind: str) -> AbstractAsyncContextManager[str]:
+        """States go out in turns; results, which a round waits for, and pieces at once."""
+        return self._states.turn(caller) if kind == "state" else nullcontext("")
 
-    def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]:
+    def state_offer(self, caller: PeerId, *, frozen: bool) -> StateOffer | None:
+        return self._store.offer(frozen=frozen)
+
+    async def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]:
         held = self._store.current
-        newer = held is not None and (held.ledger.epoch, held.ledger.round) > (epoch, round_)
-        return [held.commit] if held is not None and newer and n_most > 0 else []
+        if held is None or n_most < 1:
+            return []
+        return await asyncio.to_thread(self._commits.after, held.head, epoch, round_, n_most)
 
     def _of(self, plan: bytes) -> Exchanging | None:
         running = self._exchanging()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
 
 from node.opening import BadWord, Opener
-from node.ports import Line, PeerFailed, Peers
+from node.ports import Line, PeerFailed
 from node.session import events as ev
-from protos.messages import Goodbye, Hello, MemberMessage, PeerId, Records, Signed, Welcome
+from protos.messages import Goodbye, Hello, LeaderMessage, MemberMessage, PeerId, Records, Signed, Welcome
 
 PAUSE_FIRST_S = 0.25
-PAUSE_MAX_S = 30.0
+PAUSE_MAX_S = 15.0
+SILENCE_S = 60.0
+
+
+class OpensLines(Protocol):
+    async def open_line(self, leader: PeerId, addresses: Sequence[str]) -> Line: ...
 
 
 class LeaderLine:
@@ -25,25 +31,28 @@ class LeaderLine:
         hello: the first message, made anew for each line.
         post: takes the events.
         learn: takes address records that the leader relays.
+        silence_s: a leader that says nothing for so long, not even that it is there, has lost its line.
         jitter: a fraction from 0 to 1, so that members don't come back all at once.
         sleep: waits for so many seconds.
     """
 
     def __init__(
         self,
-        peers: Peers,
+        peers: OpensLines,
         opener: Opener,
         *,
         where: Callable[[], Awaitable[tuple[PeerId, tuple[str, ...]]]],
         hello: Callable[[], Hello],
         post: Callable[[ev.Event], None],
         learn: Callable[[tuple[bytes, ...]], None],
+        silence_s: float = SILENCE_S,
         jitter: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._peers, self._opener = peers, opener
         self._where, self._hello, self._post, self._learn = where, hello, post, learn
-        self._jitter, self._sleep = jitter, sleep
+        self._silence_s, self._jitter, self._sleep = silence_s, jitter, sleep
+        self._leader = PeerId("")
         self._line: Line | None = None
         self._was_welcome = False
         self.run_time_s: Callable[[float], None] = lambda _: None
@@ -56,7 +65,7 @@ class LeaderLine:
             try:
                 await self._once()
             except (PeerFailed, BadWord) as error:
-                self._post(ev.LineDown(str(error)))
+                self._post(ev.LineDown(str(error), self._leader))
             pause_s = PAUSE_FIRST_S if self._was_welcome else min(2 * pause_s, PAUSE_MAX_S)
             await self._sleep(pause_s * (0.5 + self._jitter()))
 
@@ -79,16 +88,21 @@ class LeaderLine:
     async def _once(self) -> None:
         """One line's life. Returns after a Goodbye that says why, else raises PeerFailed or BadWord."""
         leader, addresses = await self._where()
+        self._leader = leader
         line = await self._peers.open_line(leader, addresses)
         try:
             await line.send(self._hello())
-            async for message in line.messages():
+            messages = aiter(line.messages())
+            while (message := await self._next(messages, leader)) is not None:
                 if isinstance(message, Welcome):
                     self._welcomed(message, leader)
                     self._line = line
                 elif isinstance(message, Records):
                     self._learn(message.records)
+                    self._post(ev.LeaderHeard(leader))
                 else:
+                    if self._was_welcome and not isinstance(message, Goodbye):
+                        self._post(ev.LeaderHeard(leader))
                     self._post(self._opener.event(message, leader))
                     if isinstance(message, Goodbye) and message.code in ("ended", "left", "refused", "superseded"):
                         return
@@ -97,6 +111,15 @@ class LeaderLine:
                 self._line = None
             await line.close()
         raise PeerFailed(leader, "the leader closed the line")
+
+    async def _next(
+        self, messages: AsyncIterator[LeaderMessage | Signed], leader: PeerId
+    ) -> LeaderMessage | Signed | None:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await anext(messages, None)
+        except TimeoutError:
+            raise PeerFailed(leader, f"the leader has said nothing for {self._silence_s:g} s") from None
 
     def _welcomed(self, welcome: Welcome, leader: PeerId) -> None:
         if welcome.leader != leader:

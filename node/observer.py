@@ -52,6 +52,10 @@ class Evaluator:
         self._changed = asyncio.Event()
         self._last: Evaluation | None = None
 
+    def amend(self, spec: RunSpec) -> None:
+        """Other settings are in force."""
+        self._spec = spec
+
     def state_changed(self) -> None:
         """Another state is the current one: evaluate it if it is its turn."""
         held = self._store.current

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from coordinator.leading.orders import open_orders
 from coordinator.rounds.ledger import Ledger, LedgerError
 from node.session import events as ev
 from protos import hashes, wire
@@ -15,19 +16,23 @@ from protos.messages import (
     Deal,
     Genesis,
     Goodbye,
+    Head,
+    Inquiry,
     LeaderMessage,
     Leave,
     PeerId,
     Plan,
     Prepare,
     Propose,
+    Redeal,
     Results,
     Signed,
     Vote,
     Welcome,
 )
+from protos.orders import OpenedOrder
 from protos.sealer import Opened, open_signed
-from protos.signing import Purpose, SignatureError, unseal
+from protos.signing import Purpose, SignatureError, purpose_of, unseal
 from protos.wire import WireError
 
 
@@ -50,11 +55,13 @@ class Opener:
                 case Commit():
                     body = wire.decode(Body, message.body)
                     hash_ = hashes.commit_hash(message.body, message.digest)
-                    return ev.CommitHeard(message, body, hash_, self._votes(message))
+                    return ev.CommitHeard(message, body, hash_, self.votes(message), leader, self.orders(body))
                 case AttemptFailed(epoch, round_, attempt, reason):
                     return ev.AttemptOver(epoch, round_, attempt, reason)
+                case Inquiry():
+                    return ev.Inquired(message)
                 case Goodbye():
-                    return ev.SaidGoodbye(message)
+                    return ev.SaidGoodbye(message, leader)
                 case _:
                     raise BadWord(f"a {type(message).__name__} where none is due")
         except (SignatureError, WireError, LedgerError) as error:
@@ -63,7 +70,9 @@ class Opener:
     def welcome(self, welcome: Welcome) -> ev.LineUp:
         """Raises BadWord; the ledger has the hash that the head's body names."""
         try:
-            return ev.LineUp(welcome, *self.head(welcome.commit, welcome.ledger))
+            signed = self.head_signed(welcome.signed_head) if welcome.signed_head else None
+            body, ledger, votes = self.head(welcome.commit, welcome.ledger)
+            return ev.LineUp(welcome, body, ledger, votes, signed, self.orders(body))
         except (SignatureError, WireError, LedgerError) as error:
             raise BadWord(f"Welcome: {error}") from error
 
@@ -77,9 +86,13 @@ class Opener:
             raise LedgerError("the ledger is not the one that the commit's body names")
         if (folded.run, folded.epoch, folded.round) != (body.run, body.epoch, body.round):
             raise LedgerError("the ledger is of another round than the commit")
-        return body, folded.at(hashes.commit_hash(commit.body, commit.digest), commit.digest), self._votes(commit)
+        return body, folded.at(hashes.commit_hash(commit.body, commit.digest), commit.digest), self.votes(commit)
 
-    def _votes(self, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:
+    def orders(self, body: Body) -> tuple[OpenedOrder, ...]:
+        """The orders that a body carries, each by somebody who may give it. Raises SignatureError."""
+        return open_orders(body, self._run, self._coordinator)
+
+    def votes(self, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:
         """Votes and leaves of a commit whose signatures hold; for commit 0, which the run key signs, none."""
         signed: list[tuple[PeerId, Vote | Leave]] = []
         for envelope in commit.votes:
@@ -98,13 +111,24 @@ class Opener:
         if (genesis.body_hash, genesis.digest) != (hashes.body_hash(commit.body), commit.digest):
             raise SignatureError("the run key signed another first commit")
 
+    def head_signed(self, envelope: bytes) -> ev.HeadSigned:
+        """The coordinator's word on a head, whoever passes it on."""
+        message = open_signed(envelope, self._run, signer=self._coordinator, kind=Head).message
+        if not isinstance(message, Head):
+            raise SignatureError("no head")
+        return ev.HeadSigned(message, envelope)
+
     def _signed(self, envelope: bytes, leader: PeerId) -> ev.Event:
+        if purpose_of(envelope) is Purpose.HEAD:
+            return self.head_signed(envelope)
         opened = open_signed(envelope, self._run, signer=leader)
         match opened.message:
             case Plan() as message:
                 return ev.Planned(message, hashes.plan_hash(opened.body), envelope)
             case Deal() as message:
                 return ev.Dealt(message, envelope, self._commitments(message))
+            case Redeal() as message:
+                return ev.Redealt(message, leader)
             case Prepare() as message:
                 return ev.Prepared(message)
             case Propose() as message:
@@ -117,16 +141,23 @@ class Opener:
         body = wire.decode(Body, proposal.body)
         hash_ = hashes.body_hash(proposal.body)
         if not proposal.plan:
-            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {})
+            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=self.orders(body))
         planned = open_signed(proposal.plan, self._run, signer=body.leader, kind=Plan)
         dealt = open_signed(proposal.deal, self._run, signer=body.leader, kind=Deal)
         plan, deal = planned.message, dealt.message
         if not isinstance(plan, Plan) or not isinstance(deal, Deal):
             raise SignatureError("a proposal without plan and deal")
         plan_hash = hashes.plan_hash(planned.body)
-        return ev.Proposed(
-            propose, body, hash_, plan, plan_hash, deal, self._commitments(deal), self._results(proposal.results)
-        )
+        commitments, results = self._commitments(deal), self._results(proposal.results)
+        redeal = self._redeal(proposal.redeal, body.leader) if proposal.redeal else None
+        orders = self.orders(body)
+        return ev.Proposed(propose, body, hash_, plan, plan_hash, deal, commitments, results, redeal, orders)
+
+    def _redeal(self, envelope: bytes, leader: PeerId) -> Redeal:
+        redeal = open_signed(envelope, self._run, signer=leader, kind=Redeal).message
+        if not isinstance(redeal, Redeal):
+            raise SignatureError("a proposal with another word in the place of its redeal")
+        return redeal
 
     def _commitments(self, deal: Deal) -> dict[PeerId, Commitment]:
         commitments: dict[PeerId, Commitment] = {}

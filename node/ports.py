@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,10 @@ class PeerFailed(Exception):
         super().__init__(f"{peer}: {why}")
         self.peer = peer
         self.why = why
+
+
+class PeerBusy(PeerFailed):
+    """A peer has no room for this call now: ask later."""
 
 
 class Line(Protocol):
@@ -94,7 +99,8 @@ class Peers(Protocol):
         `max_bytes` bounds each thing before memory is spent. `exchange` says in which traffic it counts.
         """
 
-    async def offer(self, peer: PeerId, addresses: Sequence[str]) -> StateOffer: ...
+    async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
+        """What the peer holds: its current state, or its frozen snapshot."""
 
     async def commits_after(
         self,
@@ -133,9 +139,12 @@ class Holder(Protocol):
     def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | memoryview | None:
         """Where a thing lies: path, offset, length on disk, or its bytes; None if not held or not for this caller."""
 
-    def state_offer(self, caller: PeerId) -> StateOffer | None: ...
+    def serving(self, caller: PeerId, kind: str) -> AbstractAsyncContextManager[str]:
+        """A turn to be served things of a kind; its value is why there is none now, or an empty string."""
 
-    def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]: ...
+    def state_offer(self, caller: PeerId, *, frozen: bool) -> StateOffer | None: ...
+
+    async def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]: ...
 
 
 class Records(Protocol):
@@ -155,5 +164,8 @@ class Records(Protocol):
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddresses that others can bootstrap from."""
+
+    async def dial_out_only(self) -> None:
+        """Others can't connect to this node: tell no address, and keep nothing that they would look for."""
 
     async def close(self) -> None: ...

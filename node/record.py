@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from coordinator.rounds.ledger import Ledger
 from node.config import NodeOptions
+from protos import limits
 from protos.messages import PeerId, Record
 from protos.records import seal_record
 from protos.signing import Identity
@@ -57,12 +60,43 @@ class OwnRecord:
 
 
 def advertised(options: NodeOptions, port: int) -> tuple[str, ...]:
-    """HOST:PORT that others are told: as given, or this machine's address on the way to the coordinator."""
-    given_host, given_port = _split(options.advertise)
-    host = given_host or options.listen.rpartition(":")[0].strip("[]")
+    """HOST:PORT that others are told of this node's listener; nothing for one that only dials out."""
+    given = [_split(each) for each in options.advertise.split(",")] if options.advertise else []
+    ports = dict(given)
+    return tuple(
+        f"{f'[{host}]' if ':' in host else host}:{ports.get(host) or port}" for host in advertised_hosts(options)
+    )
+
+
+def advertised_hosts(options: NodeOptions) -> tuple[str, ...]:
+    """The hosts that others are told: as given, or this machine's addresses on the ways to the coordinator.
+
+    None where those are this machine's own loopback and the coordinator is elsewhere: nobody could connect to it.
+    """
+    if options.advertise:
+        return tuple(_split(each)[0] for each in options.advertise.split(","))
+    host = options.listen.rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::", ""):
-        host = _route_to(options.invite.hosts[0])
-    return (f"{f'[{host}]' if ':' in host else host}:{given_port or port}",)
+        ways = dict.fromkeys(way for address in options.invite.hosts for way in _ways_to(address))
+        if leading_out := tuple(way for way in ways if not is_loopback(way)):
+            return leading_out[: limits.ADDRESSES]
+        host = next(iter(ways), "127.0.0.1")
+    if is_loopback(host) and not all(_is_here(address) for address in options.invite.hosts):
+        return ()
+    return (host,)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as it is written, means the machine that reads it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_here(address: str) -> bool:
+    """Whether HOST:PORT of an invite leads to this machine by its loopback."""
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _split(advertise: str) -> tuple[str, str]:
@@ -73,14 +107,16 @@ def _split(advertise: str) -> tuple[str, str]:
     return host.strip("[]"), port
 
 
-def _route_to(address: str) -> str:
-    """This machine's address on the route to HOST:PORT; nothing is sent."""
+def _ways_to(address: str) -> list[str]:
+    """This machine's addresses on the routes to HOST:PORT, by IPv4 and by IPv6; nothing is sent."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
-        family, kind, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
     except OSError:
-        return "127.0.0.1"
+        return []
+    ways: list[str] = []
+    for family, kind, _, _, target in found:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(target)
+            ways.append(str(probe.getsockname()[0]))
+    return ways

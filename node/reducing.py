@@ -114,28 +114,35 @@ class Reducing:
         try:
             frame = self._last_part_taken(row)
             with self.stages.timed("check", row.head.n_bytes):
-                codec.check(frame, codec=self._codec.name, block=self._codec.block, n_values=self._grid.size(chunk))
+                norm_sq = codec.measure(
+                    frame, codec=self._codec.name, block=self._codec.block, n_values=self._grid.size(chunk)
+                )
                 root = contribution_root_from_path(row.hashes.root(), chunk, self._grid.n_chunks, row.head.path)
                 if root != commitment.root:
                     return f"chunk {chunk} is not what its commitment names"
-                if codec.squared_norm(frame) != commitment.norms[chunk]:
+                if norm_sq != commitment.norms[chunk]:
                     return f"chunk {chunk} has another norm than committed"
         except (CodecError, ValueError) as error:
             return f"chunk {chunk}: {error}"
         return ""
 
-    def combine(self, chunk: int, rows: Sequence[Row], weights: Sequence[float]) -> Combined:
-        """Combine checked rows and keep the result. Raises RuleError, CodecError, OSError, NodeError, ValueError."""
-        began = time.perf_counter()
+    def combine(
+        self, chunk: int, rows: Sequence[Row], weights: Sequence[float], rule: policy.Applied | None = None
+    ) -> Combined:
+        """Combine checked rows and keep the result, by the deal's rule or, of fewer senders, by theirs.
+
+        Raises RuleError, CodecError, OSError, NodeError, ValueError.
+        """
+        began, rule = time.perf_counter(), rule or self.rule
         frames = [self._frame(row) for row in rows]
         frame, norm_sq = rules.combine(
-            self.rule.rule,
+            rule.rule,
             frames,
             weights_N=weights,
-            f=self.rule.f,
+            f=rule.f,
             codec=self._codec.name,
             block=self._codec.block,
-            previous=self._centre(chunk),
+            previous=self._centre(chunk, rule),
             previous_scale=self.previous_scale,
             checked=True,
         )
@@ -160,13 +167,13 @@ class Reducing:
             raise ValueError("nothing of the row has come")
         return memoryview(row.place)
 
-    def _centre(self, chunk: int) -> memoryview | None:
+    def _centre(self, chunk: int, rule: policy.Applied) -> memoryview | None:
         """What a centred rule starts from. Raises RuleError where there is a centre and its frame isn't here."""
-        if self.previous is None or not rules.is_centred(self.rule.rule):
+        if self.previous is None or not rules.is_centred(rule.rule):
             return None
         frame = self.previous(chunk)
         if frame is None:
-            raise RuleError(f"the last result of chunk {chunk} is not here, and {self.rule.rule} starts from it")
+            raise RuleError(f"the last result of chunk {chunk} is not here, and {rule.rule} starts from it")
         return frame
 
 

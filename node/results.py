@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FRAMES, INDEX = "frames.bin", "index.bin"
-KEPT = 8
-"""Areas: of the last four commits, one for what this node combined and one for all results of the body."""
+KEPT = 6
+"""Areas beside those that are held: of the running round's attempts, and of proposals that came to nothing."""
 HASH_BYTES = 32
 _ALIGN = 64
 
@@ -152,7 +152,7 @@ class ResultsStore:
         folder: `results/` of the data folder; made if it is missing.
         frame_bytes: per chunk, the exact length of its encoded frame.
         leaf_values: the run's, for checking what an earlier process left.
-        kept: how many areas stay; the one that is longest unused goes when another one is made.
+        kept: how many areas stay that are not held; the one that is longest unused goes when another one is made.
     """
 
     def __init__(self, folder: Path, frame_bytes: Sequence[int], leaf_values: int, *, kept: int = KEPT) -> None:
@@ -162,7 +162,7 @@ class ResultsStore:
         self._kept = kept
         self._lock = Lock()
         self._areas: dict[bytes, ResultsArea] = {}  # oldest first
-        self._pinned = b""
+        self._held: tuple[bytes, ...] = ()
         with writing(folder, "results", sum(frame_bytes)):
             folder.mkdir(parents=True, exist_ok=True)
             found = sorted(
@@ -173,7 +173,6 @@ class ResultsStore:
                 self._areas[bytes.fromhex(path.name)] = ResultsArea(path, self._frame_bytes, leaf_values)
             except ValueError:  # of another run's shape, or none of ours
                 remove_folder(path)
-        self._prune()
 
     def area(self, key: bytes) -> ResultsArea:
         """The area of a plan hash or body hash; made if it is missing.
@@ -204,15 +203,30 @@ class ResultsStore:
                     area.folder.rename(folder)
                     area.folder = folder
                 self._areas[new] = self._areas.pop(old)
-                if self._pinned == old:
-                    self._pinned = new
+                self._held = tuple(new if key == old else key for key in self._held)
         return self.area(new)
 
-    def pin(self, key: bytes) -> None:
-        """Keep the area of this key, if there is one, however long it is unused, until another one is pinned."""
+    def hold(self, keys: Sequence[bytes]) -> None:
+        """Keep the areas of these keys, newest first, where there are any, however long they are unused: from now on
+        these and no others."""
         with self._lock:
-            self._pinned = key
+            self._held = tuple(keys)
             self._prune()
+
+    def relieve(self) -> bool:
+        """Drop the oldest results that are held for others, since the disk is full; whether there were any.
+
+        The newest ones stay, which the next round may start from.
+        """
+        with self._lock:
+            for key in reversed(self._held[1:]):
+                self._held = self._held[:-1]
+                area = self._areas.pop(key, None)
+                if area is not None:
+                    area.close()
+                    remove_folder(area.folder)
+                    return True
+            return False
 
     def drop(self, key: bytes) -> None:
         """Forget an area that nobody will ask for."""
@@ -246,9 +260,10 @@ class ResultsStore:
 
     def _reuse(self, folder: Path) -> None:
         """Where an area has to go for another one, that one gets its files: new ones would cost more to write."""
-        going = next((key for key in self._areas if key != self._pinned), None)
-        if going is None or len(self._areas) < self._kept:
+        spare = [key for key in self._areas if key not in self._held]
+        if not spare or len(spare) < self._kept:
             return
+        going = spare[0]
         area = self._areas.pop(going)
         if not area.close() or folder.exists():
             remove_folder(area.folder)
@@ -258,10 +273,9 @@ class ResultsStore:
             area.folder.rename(folder)
 
     def _prune(self) -> None:
-        for key in list(self._areas):
-            if len(self._areas) <= self._kept:
-                break
-            if key != self._pinned and key != next(reversed(self._areas)):  # nor the one that is just asked for
+        spare = [key for key in self._areas if key not in self._held]
+        for key in spare[: max(0, len(spare) - self._kept)]:
+            if key != next(reversed(self._areas)):  # the one that is just asked for
                 area = self._areas.pop(key)
                 area.close()
                 remove_folder(area.folder)

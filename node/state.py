@@ -3,17 +3,18 @@
     state/CURRENT                   name of the generation that counts
     state/<round>-<head8>/          theta.bin momentum.bin commit.bin ledger.json
     state/candidate-<body hash>/    the state that a body leads to, until it is committed
+    state/frozen-<round>-<head8>/   the frozen snapshot
     state/incoming/                 chunks of a full state that is being fetched
 
-The last two generations are kept, so that donors can finish serving the older one. Methods block for the disk and for
-arithmetic and run in worker threads; one change at a time. Properties and `locate` may be used from any thread.
+The last two generations are kept, so that donors can finish serving the older one, and a frozen snapshot. Where the
+disk is full these give way to the next state, and that is noted. Methods block for the disk and for arithmetic and run
+in worker threads; one change at a time. Properties, `offer` and `locate` may be used from any thread.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -24,9 +25,26 @@ from typing import TYPE_CHECKING
 from aggregation.chunks import ChunkGrid
 from aggregation.digest import StateDigester, state_chunk_hash, state_digest
 from aggregation.outer import nesterov_from_frame
-from coordinator.rounds.ledger import Ledger, LedgerError
-from node.errors import LocalStateError
+from coordinator.rounds.ledger import Ledger
+from node.errors import DiskFull, LocalStateError
 from node.files import check_room, remove_folder, replace_file, sync_folder, writing
+from node.generations import (
+    COMMIT,
+    GENERATION,
+    LEDGER,
+    MOMENTUM,
+    THETA,
+    Hashes,
+    Held,
+    Place,
+    Served,
+    hashes_of,
+    link_vectors,
+    name_of,
+    read_held,
+    same_files,
+)
+from node.snapshots import FROZEN, Snapshots
 from node.vectors import VALUE_BYTES, VectorFile, each_chunk
 from protos import wire
 from protos.hashes import commit_hash
@@ -35,42 +53,12 @@ from protos.messages import Body, Commit, Outcome, StateOffer
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-THETA, MOMENTUM = "theta.bin", "momentum.bin"
+__all__ = ["MOMENTUM", "THETA", "Held", "Place", "StateStore"]
+
 CURRENT, INCOMING, CANDIDATE = "CURRENT", "incoming", "candidate-"
 KEPT = 2
 CANDIDATES = 3
 """Proposals of one round whose next state may stand beside the current one; the oldest gives way."""
-
-Place = tuple[str, int, int]
-
-_GENERATION = re.compile(r"[0-9]+-[0-9a-f]{8}")
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One generation: the state after a commit. `ledger` is at its head and digest."""
-
-    folder: Path
-    commit: Commit
-    ledger: Ledger
-    theta_hashes: tuple[bytes, ...]
-    momentum_hashes: tuple[bytes, ...]
-
-    @property
-    def theta(self) -> Path:
-        return self.folder / THETA
-
-    @property
-    def momentum(self) -> Path:
-        return self.folder / MOMENTUM
-
-    @property
-    def digest(self) -> bytes:
-        return self.commit.digest
-
-    @property
-    def head(self) -> bytes:
-        return self.ledger.head
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +76,25 @@ class StateStore:
         folder: `state/` of the data folder; made if it is missing.
         grid: the run's chunks.
         pool: threads that help with chunks; the calling thread works too, so it may be one of them.
+        seconds: a clock, for when a snapshot was asked for last.
     """
 
-    def __init__(self, folder: Path, grid: ChunkGrid, pool: Executor | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        grid: ChunkGrid,
+        pool: Executor | None = None,
+        *,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.folder = folder
         self.grid = grid
-        self._pool = pool
+        self._pool, self._seconds = pool, seconds
         self._changing = Lock()
-        self._held: tuple[Held, ...] = ()  # newest first
-        self._places: dict[bytes, Place] = {}
+        self._held: tuple[Served, ...] = ()  # newest first
+        self._snapshots = Snapshots(folder, grid, pool, seconds)
+        self._notes: list[str] = []
+        self._bad: dict[Path, None] = {}
         self._candidates: dict[bytes, Candidate] = {}
         with writing(folder, "the state", self.state_bytes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -109,23 +107,49 @@ class StateStore:
     @property
     def current(self) -> Held | None:
         held = self._held
-        return held[0] if held else None
+        return held[0].held if held else None
+
+    @property
+    def frozen(self) -> Held | None:
+        """The newest frozen snapshot."""
+        frozen = self._snapshots.served
+        return frozen[0].held if frozen else None
 
     @property
     def incoming(self) -> Path:
         """Where a fetched state's chunks gather before `adopt`."""
         return self.folder / INCOMING
 
-    def offer(self) -> StateOffer | None:
-        """What this node can donate; None while it holds no state."""
-        held = self.current
-        if held is None:
-            return None
-        return StateOffer(held.commit, held.ledger.to_bytes(), held.theta_hashes, held.momentum_hashes)
+    def take_notes(self) -> list[str]:
+        """What a contributor would want to read of what happened to the files since the last time."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def offer(self, *, frozen: bool = False) -> StateOffer | None:
+        """What this node can donate: the current state or the frozen snapshot. None while it holds none, or its files
+        are not what they were: nobody is offered what is damaged."""
+        served = self._snapshots.served if frozen else self._held
+        return served[0].held.offer() if served and not self._damaged(served[0]) else None
 
     def locate(self, hash_: bytes) -> Place | None:
-        """Path, offset and length of a chunk of a kept generation, by its hash."""
-        return self._places.get(hash_)
+        """Path, offset and length of a chunk of a kept state, by its hash."""
+        for served in (*self._held, *self._snapshots.served):
+            place = served.locate(hash_)
+            if place is not None and not self._damaged(served):
+                served.asked_at = self._seconds()
+                return place
+        return None
+
+    def _damaged(self, served: Served) -> bool:
+        fault = served.fault()
+        if not fault:
+            return False
+        self._snapshots.drop(served)
+        held = served.held
+        if held.folder not in self._bad:
+            self._bad[held.folder] = None
+            self._notes.append(f"the state after round {held.ledger.round} is damaged, and not served: {fault}")
+        return True
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -138,22 +162,38 @@ class StateStore:
             problems: list[str] = []
             for left in self.folder.glob(f"{CANDIDATE}*"):
                 remove_folder(left)
-            held: list[Held] = []
-            for folder in self._generations():
-                try:
-                    held.append(self._read(folder))
-                except (OSError, ValueError) as error:
-                    problems.append(f"the state in {folder} is damaged and was dropped: {error}")
-                    remove_folder(folder)
+            held = self._read_all(self._generations(), "", problems)
             named = self._named()
             held.sort(key=lambda one: (one.ledger.epoch, one.ledger.round, one.folder.name == named), reverse=True)
+            self._snapshots.open(self._read_all(self._snapshots.folders(), FROZEN, problems, known=held))
+            if not held and (frozen := self.frozen) is not None:
+                held = [self._snapshots.link(frozen, frozen.folder.name.removeprefix(FROZEN))]
+                problems.append(f"going on from the snapshot after round {frozen.ledger.round}")
             if held and named != held[0].folder.name:
                 self._name(held[0].folder.name)
             self._keep(tuple(held[:KEPT]))
             return problems
 
+    def _read_all(
+        self, folders: list[Path], prefix: str, problems: list[str], known: list[Held] | None = None
+    ) -> list[Held]:
+        """The whole ones of these generations; others leave the disk and are told of."""
+        found: list[Held] = []
+        for folder in folders:
+            name = folder.name.removeprefix(prefix)
+            twin = next((one for one in known or () if one.folder.name == name), None)
+            try:
+                if twin is not None and same_files(twin.folder, folder):
+                    found.append(Held(folder, twin.commit, twin.ledger, twin.theta_hashes, twin.momentum_hashes))
+                else:
+                    found.append(read_held(folder, name, self.grid, self._pool))
+            except (OSError, ValueError) as error:
+                problems.append(f"the state in {folder} is damaged and was dropped: {error}")
+                remove_folder(folder)
+        return found
+
     def _generations(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if path.is_dir() and _GENERATION.fullmatch(path.name)]
+        return [path for path in self.folder.iterdir() if path.is_dir() and GENERATION.fullmatch(path.name)]
 
     def _named(self) -> str:
         try:
@@ -163,34 +203,6 @@ class StateStore:
 
     def _name(self, generation: str) -> None:
         replace_file(self.folder / CURRENT, generation.encode())
-
-    def _read(self, folder: Path) -> Held:
-        commit = wire.decode(Commit, (folder / "commit.bin").read_bytes())
-        body = wire.decode(Body, commit.body)
-        ledger = Ledger.from_bytes((folder / "ledger.json").read_bytes())
-        if ledger.hash() != body.ledger_hash:
-            raise LedgerError("the ledger is not the one that the commit names")
-        head = commit_hash(commit.body, commit.digest)
-        if folder.name != _generation(ledger.round, head):
-            raise ValueError("the commit is not the one that the folder is named after")
-        theta, momentum = self._hashes(folder)
-        if state_digest(theta, momentum) != commit.digest:
-            raise ValueError("the vectors don't have the commit's digest")
-        return Held(folder, commit, ledger.at(head, commit.digest), theta, momentum)
-
-    def _hashes(self, folder: Path) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The chunk hashes of both vectors in a folder; raises ValueError for another size."""
-        hashes: list[tuple[bytes, ...]] = []
-        for name in (THETA, MOMENTUM):
-            found: list[bytes] = [b""] * self.grid.n_chunks
-            with VectorFile(folder / name, self.grid) as vector:
-
-                def work(chunk: int, vector: VectorFile = vector, found: list[bytes] = found) -> None:
-                    found[chunk] = state_chunk_hash(vector.read(chunk))
-
-                self._each_chunk(work)
-            hashes.append(tuple(found))
-        return hashes[0], hashes[1]
 
     # -- change ----------------------------------------------------------------------------------------------------
 
@@ -211,12 +223,12 @@ class StateStore:
                     with (self.incoming / name).open("wb") as file:
                         file.truncate(VALUE_BYTES * self.grid.n_values)
             try:
-                hashes = self._hashes(self.incoming)
+                hashes = hashes_of(self.incoming, self.grid, self._pool)
             except (OSError, ValueError) as error:
                 raise LocalStateError(f"{theta}: {error}", "restore the run's folder from a copy") from error
             return self._adopt(hashes, commit, ledger)
 
-    def adopt(self, hashes: tuple[tuple[bytes, ...], tuple[bytes, ...]], commit: Commit, ledger: Ledger) -> Held:
+    def adopt(self, hashes: Hashes, commit: Commit, ledger: Ledger) -> Held:
         """Make the fetched state in `incoming`, whose chunks have these hashes, the current one.
 
         Raises LocalStateError if they don't give the commit's digest, or the ledger isn't its.
@@ -231,7 +243,8 @@ class StateStore:
             frames: gives each chunk's encoded result; not asked for an empty round, which keeps the vectors.
 
         Raises LocalStateError without a state that the body extends, CodecError for a frame that isn't canonical,
-        DiskFull or MachineError; then no candidate stands. Repeating it gives the same.
+        DiskFull or MachineError; then no candidate stands. Repeating it gives the same. What is kept for others gives
+        way where the disk has no room.
         """
         with self._changing:
             known = self._candidates.get(body_hash)
@@ -240,22 +253,93 @@ class StateStore:
             held = self._anchor(body)
             while len(self._candidates) >= CANDIDATES:
                 remove_folder(self._candidates.pop(next(iter(self._candidates))).folder)
+            while True:
+                try:
+                    candidate = self._candidate(held, body, frames, body_hash)
+                    break
+                except DiskFull:
+                    if not self._relieve():
+                        raise
+            self._candidates[body_hash] = candidate
+            return candidate.digest
+
+    def _candidate(self, held: Held, body: Body, frames: Callable[[int], Buffer], body_hash: bytes) -> Candidate:
+        folder = self.folder / f"{CANDIDATE}{body_hash.hex()[:16]}"
+        remove_folder(folder)
+        try:
+            with writing(self.folder, "the next state", self.state_bytes):
+                folder.mkdir()
+                if body.outcome is not Outcome.EMPTY:
+                    return self._step(held, body, frames, folder)
+                link_vectors(held, folder, self.grid, self._pool)
+                return Candidate(folder, held.digest, held.theta_hashes, held.momentum_hashes)
+        except BaseException:
+            remove_folder(folder)
+            raise
+
+    def freeze(self) -> None:
+        """Keep the current state as the frozen snapshot, beside what becomes of it; switched by one rename.
+
+        Nothing happens without a state, or once it is frozen. Raises DiskFull or MachineError, and leaves the snapshot
+        that there was.
+        """
+        with self._changing:
+            if self._held:
+                self._snapshots.freeze(self._held[0])
+
+    def tidy(self) -> None:
+        """Drop a snapshot that has given way to the next one, once nobody fetches it any more."""
+        with self._changing:
+            self._snapshots.reap()
+
+    def relieve(self) -> bool:
+        """Drop something that is kept for others, since the disk is full; whether there was anything."""
+        with self._changing:
+            return self._relieve()
+
+    def _relieve(self) -> bool:
+        if self._snapshots.served:
+            what, gone = "the snapshot", self._snapshots.served[-1]
+            self._snapshots.drop(gone)
+        elif len(self._held) > 1:
+            what, gone = "the older state", self._held[-1]
+            self._held = self._held[:-1]
+        else:
+            return False
+        remove_folder(gone.held.folder)
+        self._notes.append(
+            f"the disk is full: {what} after round {gone.held.ledger.round}, kept for others, was dropped"
+        )
+        return True
+
+    def restore(self, head: bytes, body_hash: bytes) -> Ledger | None:
+        """Have a kept state, the one after the commit with this hash, as the candidate of a body that goes back to it.
+
+        Its ledger; None if it isn't kept. Raises DiskFull, MachineError or LocalStateError.
+        """
+        with self._changing:
+            kept = [served.held for served in (*self._held, *self._snapshots.served) if served.held.head == head]
+            if not kept:
+                return None
+            held = kept[0]
+            while len(self._candidates) >= CANDIDATES:
+                remove_folder(self._candidates.pop(next(iter(self._candidates))).folder)
             folder = self.folder / f"{CANDIDATE}{body_hash.hex()[:16]}"
             remove_folder(folder)
             try:
-                with writing(self.folder, "the next state", self.state_bytes):
+                with writing(self.folder, "the state to go back to", self.state_bytes):
                     folder.mkdir()
-                    if body.outcome is Outcome.EMPTY:
-                        os.link(held.theta, folder / THETA)
-                        os.link(held.momentum, folder / MOMENTUM)
-                        candidate = Candidate(folder, held.digest, held.theta_hashes, held.momentum_hashes)
-                    else:
-                        candidate = self._step(held, body, frames, folder)
+                    link_vectors(held, folder, self.grid, self._pool)
+            except ValueError as error:
+                remove_folder(folder)
+                raise LocalStateError(
+                    f"the state after round {held.ledger.round}: {error}", "fetch it from others"
+                ) from error
             except BaseException:
                 remove_folder(folder)
                 raise
-            self._candidates[body_hash] = candidate
-            return candidate.digest
+            self._candidates[body_hash] = Candidate(folder, held.digest, held.theta_hashes, held.momentum_hashes)
+            return held.ledger
 
     def apply(self, body_hash: bytes, commit: Commit, ledger: Ledger) -> Held:
         """Switch to the prepared candidate; all others are dropped. Doing it again changes nothing.
@@ -277,6 +361,7 @@ class StateStore:
             for other in self._candidates.values():
                 remove_folder(other.folder)
             self._candidates.clear()
+            remove_folder(self.incoming)  # of a fetch that was given up, for this was a step
             return held
 
     def _anchor(self, body: Body) -> Held:
@@ -318,7 +403,7 @@ class StateStore:
             momentum.sync()
         return Candidate(folder, digester.digest(), tuple(theta_hashes), tuple(momentum_hashes))
 
-    def _adopt(self, hashes: tuple[tuple[bytes, ...], tuple[bytes, ...]], commit: Commit, ledger: Ledger) -> Held:
+    def _adopt(self, hashes: Hashes, commit: Commit, ledger: Ledger) -> Held:
         body = wire.decode(Body, commit.body)
         if state_digest(*hashes) != commit.digest or ledger.hash() != body.ledger_hash:
             raise LocalStateError("a state and its commit don't belong together", "fetch the state again")
@@ -332,41 +417,33 @@ class StateStore:
         self._candidates.clear()
         return held
 
-    def _switch(
-        self, folder: Path, hashes: tuple[tuple[bytes, ...], tuple[bytes, ...]], commit: Commit, ledger: Ledger
-    ) -> Held:
+    def _switch(self, folder: Path, hashes: Hashes, commit: Commit, ledger: Ledger) -> Held:
         """Complete a folder whose vectors are on disk and make it the current generation."""
         head = commit_hash(commit.body, commit.digest)
-        generation = self.folder / _generation(ledger.round, head)
+        generation = self.folder / name_of(ledger.round, head)
         with writing(self.folder, "the state", self.state_bytes):
-            replace_file(folder / "commit.bin", wire.encode(commit))
-            replace_file(folder / "ledger.json", ledger.to_bytes())
+            replace_file(folder / COMMIT, wire.encode(commit))
+            replace_file(folder / LEDGER, ledger.to_bytes())
             remove_folder(generation)  # of a crash between the two renames
             folder.rename(generation)
             sync_folder(self.folder)
             self._name(generation.name)
         held = Held(generation, commit, ledger.at(head, commit.digest), *hashes)
-        self._keep((held, *(old for old in self._held if old.folder != generation))[:KEPT])
+        others = (served.held for served in self._held if served.held.folder != generation)
+        self._keep((held, *others)[:KEPT])
         return held
 
     def _keep(self, held: tuple[Held, ...]) -> None:
         """Serve these generations; others leave the disk."""
-        places: dict[bytes, Place] = {}
-        for generation in reversed(held):
-            for path, hashes in (
-                (generation.theta, generation.theta_hashes), (generation.momentum, generation.momentum_hashes),
-            ):  # fmt: skip
-                for chunk, hash_ in enumerate(hashes):
-                    start, stop = self.grid.bounds(chunk)
-                    places[hash_] = (str(path), VALUE_BYTES * start, VALUE_BYTES * (stop - start))
-        self._held, self._places = held, places
+        known = {served.held.folder: served for served in self._held}
+        same = (known.get(one.folder) for one in held)
+        self._held = tuple(
+            served if served is not None and served.held == one else Served(one, self.grid)
+            for one, served in zip(held, same, strict=True)
+        )
         for folder in self._generations():
-            if folder not in (generation.folder for generation in held):
+            if folder not in (one.folder for one in held):
                 remove_folder(folder)
 
     def _each_chunk(self, work: Callable[[int], None]) -> None:
         each_chunk(range(self.grid.n_chunks), work, self._pool)
-
-
-def _generation(round_: int, head: bytes) -> str:
-    return f"{round_}-{head.hex()[:8]}"

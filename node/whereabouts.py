@@ -17,6 +17,7 @@ class Whereabouts:
     def __init__(self, run: PeerId, records: Records) -> None:
         self._run, self._records = run, records
         self._known: dict[PeerId, Record] = {}
+        self._sealed: dict[PeerId, bytes] = {}  # the records that came relayed, as their owners signed them
 
     def learn(self, envelopes: Iterable[bytes]) -> None:
         """Take in relayed records; one that its owner has not signed is passed over."""
@@ -26,6 +27,8 @@ class Whereabouts:
             except (SignatureError, WireError):
                 continue
             self._take(record)
+            if self._known[record.peer] is record:
+                self._sealed[record.peer] = envelope
 
     def know(self, peer: PeerId, grpc: tuple[str, ...]) -> None:
         """Take in addresses that somebody verified has told; the peer's own word, once there is one, stands over it."""
@@ -39,6 +42,10 @@ class Whereabouts:
     def all(self) -> list[Record]:
         """What is known of all peers, in peer order."""
         return [self._known[peer] for peer in sorted(self._known)]
+
+    def envelopes(self) -> tuple[bytes, ...]:
+        """The relayed records of all who can be connected to, in peer order."""
+        return tuple(self._sealed[record.peer] for record in self.reachable() if record.peer in self._sealed)
 
     def reachable(self) -> list[Record]:
         """Records of all known peers that can be connected to, in peer order."""

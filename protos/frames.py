@@ -13,10 +13,11 @@ from typing import Any, cast
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protos import exchange_pb2, limits, round_pb2
+from protos import exchange_pb2, heads, limits, round_pb2
 from protos.bounds import Bound, Unfit, item_bound
 from protos.calls import Declined
 from protos.convert import Converter, converter
+from protos.heads import varint
 from protos.messages import (
     AttemptFailed,
     ChunkHead,
@@ -78,6 +79,8 @@ class Frames:
             cls = kinds[descriptor.name]
             kind = _kind(descriptor, cls)
             self._by_class[cls] = self._by_number[descriptor.number] = kind
+        head, part = self._by_number.get(1), self._by_class.get(Part)
+        self._begun = (head, part) if head is not None and part is not None else None
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -98,12 +101,14 @@ class Frames:
             payload = _payload(kind, message)
         except Unfit as unfit:
             raise unfit.within(f".{kind.name}") from None
-        return kind.tag, _varint(len(payload)), payload
+        return kind.tag, varint(len(payload)), payload
 
     def decode(self, raw: bytes) -> object:
         """The message in a frame. The data of a Part is no copy but a view of the frame, and keeps it in memory."""
         if len(raw) > limits.FRAME_BYTES:
             raise Unfit(f"{len(raw)} bytes exceed the limit of {limits.FRAME_BYTES}")
+        if self._begun is not None and (begun := _plainly_begun(*self._begun, raw)) is not None:
+            return begun
         found: list[tuple[_Kind, int, int]] = []
         unknown: list[int] = []
         for number, wire_type, start, end in walk(raw, 0, len(raw)):
@@ -129,8 +134,21 @@ class Frames:
         return messages[0] if len(messages) == 1 else Begun(*messages)
 
 
+def _plainly_begun(head: _Kind, part: _Kind, raw: bytes) -> Begun | None:
+    """A head and a part as they mostly come, without a look at each field; None for whatever else it may be."""
+    found = heads.field(raw, 0, head.tag)
+    if found is None:
+        return None
+    start, end = found
+    data = heads.field(raw, end, part.tag)
+    if data is None or data[1] != len(raw) or data[1] - data[0] > limits.PART_BYTES:
+        return None
+    message = heads.decode(head.cls, raw, start, end)
+    return None if message is None else Begun(message, Part(cast(bytes, memoryview(raw)[data[0] :])))
+
+
 def _kind(descriptor: Any, cls: type) -> _Kind:
-    tag = _varint(descriptor.number << 3 | DELIMITED)
+    tag = varint(descriptor.number << 3 | DELIMITED)
     if descriptor.message_type is not None:
         return _Kind(descriptor.name, tag, cls, convert=converter(cls))
     (field,) = fields(cls)
@@ -141,7 +159,8 @@ def _kind(descriptor: Any, cls: type) -> _Kind:
 
 def _payload(kind: _Kind, message: object) -> bytes | memoryview:
     if kind.convert is not None:
-        return kind.convert.encode(message)
+        plain = heads.encode(message)
+        return kind.convert.encode(message) if plain is None else plain
     value = getattr(message, kind.attribute)
     if isinstance(message, Part) and isinstance(value, memoryview):
         _check_part(value)
@@ -176,15 +195,6 @@ def _check_part(data: memoryview) -> None:
         raise Unfit("a view that is not of bytes in a row")
     if len(data) > limits.PART_BYTES:
         raise Unfit(f"{len(data)} bytes exceed the limit of {limits.PART_BYTES}")
-
-
-def _varint(value: int) -> bytes:
-    done = bytearray()
-    while value > 127:
-        done.append(value & 127 | 128)
-        value >>= 7
-    done.append(value)
-    return bytes(done)
 
 
 MEMBER = Frames(

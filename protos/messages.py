@@ -250,9 +250,9 @@ class Order:
     run: PeerId
     number: int  # counts up; a lower one than the last is an old order said again
     kind: str  # "pause", "resume", "end", "amend", "rollback", "evict"
-    peer: PeerId  # whom evict means, else empty
+    peer: PeerId  # whom evict means, or resume takes back, else empty
     round: int  # end: the last round; amend: the first of the new revision; rollback: the round to go back to
-    spec: bytes  # amend: envelope of the next RunSpec
+    spec: bytes  # amend: envelope of the next RunSpec; rollback: the hash of the commit to go back to
     reason: str
 
 
@@ -366,7 +366,8 @@ class Moved:
 class Redeal:
     """What has changed since the deal of an attempt: cumulative, numbered from 1; the highest number holds. Signed.
 
-    A chunk's reducers are the first `replicas` of its line without those that are `lost` or `moved` out of it.
+    A chunk's reducers are those of the first `replicas` of its line that are neither `lost` nor `moved` out of it, and
+    where they are fewer than min(f + 1, replicas) the next in line (`aggregation.exchange.reducers_of`).
     """
 
     plan: bytes

@@ -442,11 +442,11 @@ class Order(_message.Message):
     kind: _builtins.str
     """"pause", "resume", "end", "amend", "rollback", "evict" """
     peer: _builtins.str
-    """whom evict means, else empty"""
+    """whom evict means, or resume takes back, else empty"""
     round: _builtins.int
     """end: the last round; amend: the first of the new revision; rollback: the round to go back to"""
     spec: _builtins.bytes
-    """amend: envelope of the next RunSpec"""
+    """amend: envelope of the next RunSpec; rollback: the hash of the commit to go back to"""
     reason: _builtins.str
     def __init__(
         self,

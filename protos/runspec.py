@@ -7,7 +7,8 @@ never depends on how a writer orders its keys. Unknown keys are refused: a newer
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,6 +21,12 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+TUNABLE: Final = "tunable"
+T = TypeVar("T")
+Tunable = Annotated[T, TUNABLE]
+"""A field that an amendment may change while the run goes on. What the bytes of state, data and rows depend on is not:
+it is what members have agreed on for good. Nor is what a process can take in at its start alone."""
 
 
 class SpecError(ValueError):
@@ -62,35 +69,42 @@ class DataSpec(Part):
 
 class InnerSpec(Part):
     optimiser: Literal["adamw", "sgd"] = "adamw"
-    lr: Annotated[float, Field(ge=0, le=10)] = 3e-3
-    warmup_steps: Count = 50
+    lr: Tunable[Annotated[float, Field(ge=0, le=10)]] = 3e-3
+    warmup_steps: Tunable[Count] = 50
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    weight_decay: Tunable[Annotated[float, Field(ge=0, le=10)]] = 0.1
     decay_exempt: Literal["one_dimensional", "none"] = "one_dimensional"
-    clip_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    clip_norm: Tunable[Annotated[float, Field(ge=0, le=1e6)]] = 1.0
     """Global gradient norm; 0 means no clipping."""
+    decay_start: Tunable[Count] = 0
+    """Step of the schedule's clock from which the rate falls, if it does; an amendment orders it, late in a run."""
+    decay_steps: Tunable[Count] = 0
+    """Over so many steps the rate falls, linearly, to 0; 0: it never falls."""
 
     def warmed(self, step: int) -> float:
-        """Share of `lr` at a step of the schedule's clock: a linear warm-up, then constant."""
-        return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        """Share of `lr` at a step of the schedule's clock: a linear warm-up, then constant, then a linear decay."""
+        share = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        if self.decay_steps and step >= self.decay_start:
+            share *= max(0.0, 1.0 - (step - self.decay_start) / self.decay_steps)
+        return share
 
 
 class OuterSpec(Part):
-    lr: Annotated[float, Field(ge=0, le=10)] = 0.7
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    lr: Tunable[Annotated[float, Field(ge=0, le=10)]] = 0.7
+    momentum: Tunable[Annotated[float, Field(ge=0, lt=1)]] = 0.6
 
 
 class WorkSpec(Part):
     batch_tokens: Positive = 1024
-    h: Annotated[int, Field(gt=0, le=10**6)] = 30
-    steps_min: Positive = 1
-    batch_scale_max: Annotated[int, Field(ge=1, le=64)] = 4
-    end_rounds: Count = 0
+    h: Tunable[Annotated[int, Field(gt=0, le=10**6)]] = 30
+    steps_min: Tunable[Positive] = 1
+    batch_scale_max: Tunable[Annotated[int, Field(ge=1, le=64)]] = 4
+    end_rounds: Tunable[Count] = 0
     """Committed rounds with contributions after which the run ends; 0: none."""
-    end_tokens: Count = 0
-    round_s: Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)] = 0.0
+    end_tokens: Tunable[Count] = 0
+    round_s: Tunable[Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]] = 0.0
     """How long the operator wants a round's training to take; 0: as long as H steps take."""
 
 
@@ -112,41 +126,42 @@ class CodecSpec(Part):
 
 
 class RuleSpec(Part):
-    name: Annotated[str, Field(min_length=1, max_length=100)] = "default"
+    name: Tunable[Annotated[str, Field(min_length=1, max_length=100)]] = "default"
     """One of `aggregation.rules`, compositions `a+b+c` included. That it is one is checked by who computes with it, so
     that what only reads a RunSpec needs no numerics."""
-    f_max: Annotated[int, Field(ge=0, le=2**16)] = 2**16
+    f_max: Tunable[Annotated[int, Field(ge=0, le=2**16)]] = 2**16
     """The most Byzantine contributions to plan for, as many as `fraction` gives by default; 0 gives up robustness."""
-    fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.2
+    fraction: Tunable[Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]] = 0.2
     """Share of the contributions that may be Byzantine: f of N is ⌊fraction·N⌋, at least 1 from N = 3 on."""
-    weight_cap: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    weight_cap: Tunable[Annotated[float, Field(ge=1, le=1e6)] | None] = None
     """Times the median of the tokens that a contribution weighs at most. None: 2 in open runs, 8 in others."""
-    gate_low: Annotated[float, Field(ge=0, le=1)] = 0.1
-    gate_high: Annotated[float, Field(ge=1, le=1e6)] = 3.0
-    replicas: Literal["auto", 1, 2, 3, 4] = "auto"
+    gate_low: Tunable[Annotated[float, Field(ge=0, le=1)]] = 0.1
+    gate_high: Tunable[Annotated[float, Field(ge=1, le=1e6)]] = 3.0
+    replicas: Tunable[Literal["auto", 1, 2, 3, 4]] = "auto"
     """Reducers of a chunk. auto: all that can be reached while that costs each at most 16 MiB, else f + 1; 1 in
     allow-list runs."""
-    degraded: bool | None = None
+    degraded: Tunable[bool | None] = None
     """Whether one or two contributions make a round, of which nobody can tell which lies; None: not in open runs."""
 
 
 class DeadlineSpec(Part):
-    train_limit_s: Seconds = 600.0
-    commitment_s: Seconds = 60.0
-    exchange_s: Seconds = 120.0
-    vote_s: Seconds = 120.0
-    heartbeat_s: Seconds = 1.0
-    heartbeat_timeout_s: Seconds = 15.0
-    gone_grace_s: Seconds = 3.0
+    train_limit_s: Tunable[Seconds] = 600.0
+    commitment_s: Tunable[Seconds] = 60.0
+    exchange_s: Tunable[Seconds] = 120.0
+    vote_s: Tunable[Seconds] = 120.0
+    heartbeat_s: Tunable[Seconds] = 1.0
+    heartbeat_timeout_s: Tunable[Seconds] = 15.0
+    gone_grace_s: Tunable[Seconds] = 3.0
     """How long a seated member whose line broke is still waited for: reconnecting takes about a second."""
     no_progress_s: Seconds = 30.0
     """A transfer without a byte for this long is given up and goes elsewhere."""
-    minority_wait_s: Seconds = 300.0
-    stand_in_s: Seconds = 20.0
+    minority_wait_s: Tunable[Seconds] = 300.0
+    stand_in_s: Tunable[Seconds] = 20.0
     """The k-th stand-in asks for promises after (k + 1) times so long a silence of the leader."""
-    deadline_k: Annotated[float, Field(ge=0, le=100)] = 3.0
-    """TRAIN ends so many median absolute deviations after the median of the announced finish times."""
-    max_absence_s: Seconds = 7 * 86400.0
+    deadline_k: Tunable[Annotated[float, Field(ge=0, le=100)]] = 3.0
+    """TRAIN ends so many median absolute deviations after the median of the announced finish times; 0: it waits for
+    all, and `train_limit_s` alone ends it."""
+    max_absence_s: Tunable[Seconds] = 7 * 86400.0
 
     @model_validator(mode="after")
     def _nested(self) -> DeadlineSpec:
@@ -161,9 +176,9 @@ class DeadlineSpec(Part):
 
 class MembershipSpec(Part):
     admission: Literal["open", "invite", "allow_list"] = "open"
-    start_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
-    min_contributors: Annotated[int, Field(ge=1, le=10000)] = 1
-    max_members: Annotated[int, Field(ge=1, le=10000)] = 1024
+    start_contributors: Tunable[Annotated[int, Field(ge=1, le=10000)]] = 1
+    min_contributors: Tunable[Annotated[int, Field(ge=1, le=10000)]] = 1
+    max_members: Tunable[Annotated[int, Field(ge=1, le=10000)]] = 1024
 
 
 class KeepSpec(Part):
@@ -180,8 +195,8 @@ class KeepSpec(Part):
 
 
 class EvaluationSpec(Part):
-    every_rounds: Count = 1
-    max_tokens: Positive = 65536
+    every_rounds: Tunable[Count] = 1
+    max_tokens: Tunable[Positive] = 65536
 
 
 class RunSpec(Part):
@@ -239,3 +254,44 @@ class RunSpec(Part):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "RunSpec"
             raise SpecError(f"{where}: {first['msg']}") from error
+
+
+# -- amendments --------------------------------------------------------------------------------------------------
+
+
+def tunable_keys() -> tuple[str, ...]:
+    """The dotted keys that an amendment may change."""
+    return tuple(key for key, tunable in _leaves(RunSpec, "") if tunable)
+
+
+def amendment_faults(before: RunSpec, after: RunSpec) -> list[str]:
+    """Why `after` is no amendment of `before`: another revision than the next, or changes of what is not tunable."""
+    faults: list[str] = []
+    if after.revision != before.revision + 1:
+        faults.append(f"revision {after.revision} doesn't follow revision {before.revision}")
+    tunable = dict(_leaves(RunSpec, ""))
+    changed = [key for key in changed_keys(before, after) if not tunable.get(key, False)]
+    faults += [f"{key} can't change while the run goes on" for key in changed if key != "revision"]
+    return faults
+
+
+def changed_keys(before: RunSpec, after: RunSpec) -> list[str]:
+    """The dotted keys whose values differ, in the order of the fields."""
+    first, second = before.model_dump(mode="json"), after.model_dump(mode="json")
+    return [key for key, _ in _leaves(RunSpec, "") if _at(first, key) != _at(second, key)]
+
+
+def _leaves(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, bool]]:
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", TUNABLE in field.metadata
+
+
+def _at(content: Mapping[str, Any], key: str) -> Any:
+    value: Any = content
+    for part in key.split("."):
+        value = value[part]
+    return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import StrEnum, auto
+from functools import lru_cache
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
@@ -171,6 +172,12 @@ def public_key_of(peer: str) -> bytes:
     return raw[len(_MULTIHASH_PREFIX) :]
 
 
+@lru_cache(maxsize=1024)
+def _verifying_key(peer: str) -> Ed25519PublicKey:
+    """The same few peers sign thousands of receipts in a round."""
+    return Ed25519PublicKey.from_public_bytes(public_key_of(peer))
+
+
 def _no_peer_id(peer: str) -> SignatureError:
     return SignatureError(f"{peer[:60]!a} is no peer id of an Ed25519 key (52 characters, 12D3Koo…)")
 
@@ -222,7 +229,7 @@ def unseal(
         raise SignatureError(
             f"{purpose.value} of {envelope.signer} belongs to plan {_short(envelope.plan)}, not to {_short(plan)}"
         )
-    key = Ed25519PublicKey.from_public_bytes(public_key_of(envelope.signer))
+    key = _verifying_key(envelope.signer)
     try:
         key.verify(envelope.signature, _signed_bytes(purpose, run, envelope.plan, envelope.body))
     except InvalidSignature:

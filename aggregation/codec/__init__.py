@@ -42,6 +42,7 @@ __all__ = [
     "feedback_decay",
     "frame_bytes",
     "header",
+    "measure",
     "names",
     "result_codec",
     "squared_norm",
@@ -118,13 +119,15 @@ def check(frame: Buffer, *, codec: str, block: int, n_values: int, scale_cap: fl
 
     Results are checked with `RESULT_SCALE_CAP`, contributions with the default.
     """
-    found, head, body = _open(frame)
-    if (found.name, head.block, head.n_values) != (codec, block, n_values):
-        raise CodecError(
-            f"frame holds {head.n_values} values as {found.name} with block {head.block}, "
-            f"not {n_values} as {codec} with block {block}"
-        )
+    found, body = _open_as(frame, codec, block, n_values)
     found.check(body, n_values, block, scale_cap)
+
+
+def measure(frame: Buffer, *, codec: str, block: int, n_values: int, scale_cap: float = SCALE_CAP) -> float:
+    """`check`, and then `squared_norm`, which would check again by itself."""
+    found, body = _open_as(frame, codec, block, n_values)
+    found.check(body, n_values, block, scale_cap)
+    return found.squared_norm(body, n_values, block)
 
 
 def decode(frame: Buffer, max_values: int) -> Floats:
@@ -138,13 +141,17 @@ def decode(frame: Buffer, max_values: int) -> Floats:
     return out_D
 
 
-def decode_into(frame: Buffer, out_P: Floats) -> None:
-    """Decode into an array of exactly the frame's length; raises CodecError, and then leaves the array alone."""
+def decode_into(frame: Buffer, out_P: Floats, *, checked: bool = False) -> None:
+    """Decode into an array of exactly the frame's length; raises CodecError, and then leaves the array alone.
+
+    `checked` says that the caller knows the frame to be canonical.
+    """
     codec, head, body = _open(frame)
     out = _as_output(out_P)
     if head.n_values != out.size:
         raise CodecError(f"frame holds {head.n_values} values, the array {out.size}")
-    codec.check(body, head.n_values, head.block, RESULT_SCALE_CAP)
+    if not checked:
+        codec.check(body, head.n_values, head.block, RESULT_SCALE_CAP)
     codec.decode(body, head.block, out)
 
 
@@ -168,6 +175,17 @@ def _open(frame: Buffer) -> tuple[Codec, Header, Bytes]:
     if data.size != n_bytes:
         raise CodecError(f"frame of {head.n_values} values has {data.size} bytes instead of {n_bytes}")
     return codec, head, data[HEADER_BYTES:]
+
+
+def _open_as(frame: Buffer, name: str, block: int, n_values: int) -> tuple[Codec, Bytes]:
+    """Codec and body of a frame that is to hold such values; raises CodecError for one that doesn't say so."""
+    found, head, body = _open(frame)
+    if (found.name, head.block, head.n_values) != (name, block, n_values):
+        raise CodecError(
+            f"frame holds {head.n_values} values as {found.name} with block {head.block}, "
+            f"not {n_values} as {name} with block {block}"
+        )
+    return found, body
 
 
 def _as_values(values: ArrayLike) -> Floats:

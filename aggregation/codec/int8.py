@@ -11,10 +11,11 @@ refused: scale +0 and all codes 0, or scale within [2^-107, cap] and the largest
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregation.codec.frame import Bytes, Floats
 from aggregation.errors import CodecError
-from aggregation.kernels import BYTES_IN, BYTES_OUT, F32, F32_IN, F32_OUT, F64, I64, kernel
+from aggregation.kernels import BYTES_IN, BYTES_OUT, F32, F32_IN, F32_OUT, F64, I64, I64_IN, kernel
 
 SCALE_BYTES = 4
 ZERO_BELOW = 2.0**-100
@@ -172,6 +173,44 @@ def _squared_norm(body, n_values, block):  # type: ignore[no-untyped-def]
     return total
 
 
+@kernel(I64, BYTES_IN, I64_IN, F32_IN, F32, I64, I64, F32, BYTES_OUT)
+def _weighted_mean(span, offsets_K, weights_K, divisor, n_values, block, scale_cap, body):  # type: ignore[no-untyped-def]
+    """(Σ_k weights[k]·x_k) / divisor in order of k, encoded; -1, or what `_encode` says.
+
+    Block by block, so that the sums stay in the first cache. Weights are not zero; nothing is divided by 1.
+    """
+    n_blocks = (n_values + block - 1) // block
+    room = np.empty(min(block, n_values), np.float32)
+    at = 0
+    for b in range(n_blocks):
+        n_codes = min(block, n_values - b * block)
+        sums = room[:n_codes]
+        for k in range(offsets_K.size):
+            o = offsets_K[k] + at
+            scale = np.uint32(
+                np.uint32(span[o])
+                | np.uint32(span[o + 1]) << np.uint32(8)
+                | np.uint32(span[o + 2]) << np.uint32(16)
+                | np.uint32(span[o + 3]) << np.uint32(24)
+            ).view(np.float32)
+            codes = span[o + 4 : o + 4 + n_codes].view(np.int8)
+            weight = weights_K[k]
+            if k == 0:
+                for p in range(n_codes):
+                    sums[p] = weight * (np.float32(codes[p]) * scale)
+            else:
+                for p in range(n_codes):
+                    sums[p] = sums[p] + weight * (np.float32(codes[p]) * scale)
+        if divisor != np.float32(1):
+            for p in range(n_codes):
+                sums[p] = sums[p] / divisor
+        verdict = _encode(sums, block, scale_cap, body[at : at + 4 + n_codes])
+        if verdict != _FINE:
+            return 8 * b + verdict
+        at += 4 + n_codes
+    return _FINE
+
+
 class Int8:
     """Codec `int8`, id 1."""
 
@@ -192,6 +231,24 @@ class Int8:
 
     def squared_norm(self, body: Bytes, n_values: int, block: int) -> float:
         return float(_squared_norm(body, n_values, block))
+
+    def weighted_mean(
+        self,
+        span: Bytes,
+        offsets_K: NDArray[np.int64],
+        weights_K: Floats,
+        divisor: np.float32,
+        n_values: int,
+        block: int,
+        scale_cap: float,
+        body: Bytes,
+    ) -> None:
+        """Fill the body with Σ weights·rows / divisor; raises CodecError for what can't be encoded.
+
+        The rows' bodies lie within `span`, where the offsets say; they are checked, and no weight is zero. Products and
+        sums are rounded one by one in the order of rows.
+        """
+        _refuse(_weighted_mean(span, offsets_K, weights_K, divisor, n_values, block, np.float32(scale_cap), body))
 
 
 def _refuse(verdict: int) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from aggregation import codec as codecs
 from aggregation.chunks import ChunkGrid
 from aggregation.codec.frame import HEADER_BYTES, RESULT_SCALE_CAP, Bytes, as_bytes, pack_header, read_header
+from aggregation.codec.int8 import Int8
 from aggregation.codec.registry import by_name as codec_by_name
 from aggregation.errors import CodecError, RuleError
 from aggregation.finite import is_finite
@@ -131,10 +132,14 @@ def combine(
     result = np.empty(codecs.frame_bytes(result_coder.name, n_values, block), np.uint8)
     result[:HEADER_BYTES] = np.frombuffer(pack_header(result_coder.id, block, n_values), np.uint8)
     body = result[HEADER_BYTES:]
-    for at, values_W in _results(rule, rows, weights, f, {}, block):
-        first = result_coder.body_bytes(at, block)
-        last = result_coder.body_bytes(at + values_W.size, block)
-        result_coder.encode(values_W, block, RESULT_SCALE_CAP, body[first:last])
+    if rule.name == "mean" and isinstance(rows, Int8Rows) and isinstance(result_coder, Int8):
+        divisor = weights_sum(weights)
+        result_coder.weighted_mean(rows.span, rows.offsets_K, weights, divisor, n_values, block, RESULT_SCALE_CAP, body)
+    else:
+        for at, values_W in _results(rule, rows, weights, f, {}, block):
+            first = result_coder.body_bytes(at, block)
+            last = result_coder.body_bytes(at + values_W.size, block)
+            result_coder.encode(values_W, block, RESULT_SCALE_CAP, body[first:last])
     return result.tobytes(), result_coder.squared_norm(body, n_values, block)
 
 
@@ -158,9 +163,6 @@ def _results(
     else:
         chain = coordinate_chain(rule, f)
     if isinstance(rows, Int8Rows):
-        if rule.name == "mean":
-            yield from _sums(rows, weights_N, weights_sum(weights_N), block)
-            return
         if chain.reduce is None and len(chain.mixings) == 1:
             yield from _sums(rows, chain.mixings[0].numerators_MK[0], chain.mixings[0].divisors_M[0], block)
             return

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import assert_never
 
+from coordinator.leading.learning import Learner, Unknown
 from coordinator.leading.observing import Observing
 from coordinator.leading.ports import (
     Arrived,
@@ -29,6 +31,7 @@ from coordinator.leading.ports import (
     Spoken,
 )
 from coordinator.rounds.events import (
+    Branched,
     Close,
     Committed,
     Connected,
@@ -38,12 +41,17 @@ from coordinator.rounds.events import (
     Event,
     Heard,
     Instant,
-    PauseAsked,
+    Learn,
+    Learned,
+    Ordered,
+    Orphaned,
     Persist,
     Probe,
     Reached,
     RecordChanged,
     Say,
+    Seek,
+    Sought,
     Tell,
     View,
     Woke,
@@ -56,6 +64,7 @@ INBOX_MOST = 1024
 """Beyond so many unhandled items streams are not read any further."""
 PROBES_AT_ONCE = 16
 WAKE_FLOOR_S = 0.001
+FAREWELL = "the coordinator stops; the run goes on without it"
 
 
 class _Stop:
@@ -68,7 +77,10 @@ class Driver:
     Args:
         rounds: the deciding code, recovered from the journal by the caller.
         ledger: the folded ledger at its head.
-        paused: whether the operator had paused the run when the leader last ended.
+        orders: those that were journalled and that no commit has carried yet.
+        may_sign: raises where another process may lead by now.
+        learner: asks members for commits that this leader lacks; None: nobody is asked.
+        farewell: what members are told when it stops.
     """
 
     def __init__(
@@ -80,7 +92,10 @@ class Driver:
         prober: Prober,
         clock: Clock,
         audience: Audience,
-        paused: bool = False,
+        orders: Sequence[Ordered] = (),
+        may_sign: Callable[[], None] = lambda: None,
+        learner: Learner | None = None,
+        farewell: str = FAREWELL,
     ) -> None:
         self._rounds = rounds
         self._ledger = ledger
@@ -88,6 +103,10 @@ class Driver:
         self._prober = prober
         self._clock = clock
         self._audience = audience
+        self._may_sign = may_sign
+        self._learner, self._farewell = learner, farewell
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}  # of all who were ever here
+        self._learning: dict[PeerId | None, asyncio.Task[None]] = {}
         self._lines: dict[PeerId, Line] = {}
         self._records: dict[PeerId, bytes] = {}
         self._sequences: dict[PeerId, int] = {}  # of the record that each peer's line was opened with
@@ -100,8 +119,8 @@ class Driver:
         self._wake_at: Instant | None = None
         self._probing: dict[PeerId, asyncio.Task[None]] = {}
         self.ended = ""
-        if paused:
-            self._put(PauseAsked(True))
+        for order in orders:
+            self._put(order)
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -112,9 +131,13 @@ class Driver:
     async def room(self) -> None:
         await self._has_room.wait()
 
-    def pause(self, paused: bool) -> None:
-        """The operator's word, journalled by the caller."""
-        self._put(PauseAsked(paused))
+    def order(self, ordered: Ordered) -> None:
+        """The operator's word, opened and journalled by the caller."""
+        self._put(ordered)
+
+    def tell(self, event: Event) -> None:
+        """Take in what no line has said."""
+        self._put(event)
 
     def stop(self) -> None:
         """Have `run` say goodbye on all lines and return."""
@@ -164,7 +187,7 @@ class Driver:
                 if isinstance(item, _Stop):
                     break
                 await self._take(item)
-        self._say_goodbye(Goodbye("shutdown", "the coordinator stops; the run goes on as soon as it is back"))
+        self._say_goodbye(Goodbye("shutdown", self._farewell))
 
     async def _next(self) -> Inbound | Event | _Stop:
         """What has come, or Woke. An instant that passed while effects were carried out comes before what came then:
@@ -197,6 +220,7 @@ class Driver:
             case Renewed(line, record, envelope):
                 if self._is_current(line):
                     self._records[line.peer] = envelope
+                    self._addresses[line.peer] = record.grpc
                     await self._decide(RecordChanged(line.peer, record, envelope))
             case Observed(line, message):
                 if self._is_current(line):
@@ -226,6 +250,7 @@ class Driver:
             await self._decide(Disconnected(line.peer, "superseded by a newer line"))
         self._lines[line.peer] = line
         self._records[line.peer] = item.envelope
+        self._addresses[line.peer] = item.record.grpc
         self._sequences[line.peer] = item.record.sequence
         self._note(self._observing.hello(line.peer, item.hello))
         await self._decide(Connected(line.peer, item.hello, item.record))
@@ -234,6 +259,7 @@ class Driver:
         return self._lines.get(line.peer) is line
 
     async def _decide(self, event: Event) -> None:
+        self._may_sign()
         now = self._clock.now()
         effects = self._rounds.handle(event, now)
         self._wake_at = self._rounds.next_wake(now)
@@ -246,7 +272,8 @@ class Driver:
                 await self._journal.persist(entry)
             case Committed():
                 before = self._ledger
-                after = fold(before, effect.body).at(effect.commit_hash, effect.commit.digest)
+                after = fold(before, effect.body, effect.orders, effect.target)
+                after = after.at(effect.commit_hash, effect.commit.digest)
                 await self._journal.commit(effect, before, after)
                 self._ledger = after
                 self._audience.committed(effect, after)
@@ -257,6 +284,13 @@ class Driver:
                     line.close(goodbye)
             case Probe(peer, addresses):
                 self._probe(peer, addresses)
+            case Orphaned(fork):
+                await self._journal.orphan(fork)
+                self._ledger = fork
+            case Learn(peer):
+                self._learn(peer, (peer,))
+            case Seek(peers):
+                self._learn(None, peers)
             case Ended(reason):
                 self.ended = reason
                 self._audience.ended(reason)
@@ -281,6 +315,31 @@ class Driver:
             self._journal.observe(observation)
             self._audience.observed(observation)
 
+    # -- commits that others have ----------------------------------------------------------------------------------
+
+    def _learn(self, key: PeerId | None, peers: Sequence[PeerId]) -> None:
+        if key not in self._learning:
+            task = asyncio.get_running_loop().create_task(self._learned(key, peers), name="learner")
+            self._learning[key] = task
+            task.add_done_callback(lambda done: self._learning.pop(key, None))
+
+    async def _learned(self, key: PeerId | None, peers: Sequence[PeerId]) -> None:
+        found: list[Learned | Branched] = []
+
+        async def ask(peer: PeerId) -> None:
+            addresses = self._addresses.get(peer, ())
+            if self._learner is None or not addresses:
+                return
+            with suppress(Unknown):
+                told = await self._learner.learn(peer, addresses, self._ledger)
+                found.extend(told if isinstance(told, list) else [told])
+
+        await asyncio.gather(*(ask(peer) for peer in peers))
+        for event in found:
+            self._put(event)
+        if key is None:
+            self._put(Sought())
+
     # -- probes ----------------------------------------------------------------------------------------------------
 
     def _probe(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -300,7 +359,7 @@ class Driver:
             del self._probing[peer]
 
     async def _end_probes(self) -> None:
-        tasks = list(self._probing.values())
+        tasks = [*self._probing.values(), *self._learning.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

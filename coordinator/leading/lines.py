@@ -7,7 +7,7 @@ from collections import deque
 
 from coordinator.rounds.events import Instant
 from protos import limits
-from protos.messages import Goodbye, PeerId
+from protos.messages import Goodbye, PeerId, Records
 from protos.wire import as_reason, encode_leader_frame
 
 QUEUE_FRAMES = 1024
@@ -18,6 +18,9 @@ FRAMES_PER_S = 100.0
 FRAMES_BURST = 1000.0
 BYTES_PER_S = 8.0 * 2**20
 BYTES_BURST = 2.0 * limits.MESSAGE_BYTES
+
+
+BEAT = encode_leader_frame(Records(()))
 
 
 class Allowance:
@@ -87,8 +90,11 @@ class MemberLine:
         """Whether the member may say so much more now."""
         return self._frames.take(1.0, now) and self._bytes.take(float(n_bytes), now)
 
-    async def next_frame(self) -> bytes | None:
-        """The next frame to write, None when the line is to end."""
+    async def next_frame(self, beat_s: float | None = None) -> bytes | None:
+        """The next frame to write, None when the line is to end; after `beat_s` of silence one that says nothing new.
+
+        By that a member knows that its leader lives, and not merely the machine that it runs on.
+        """
         while True:
             if self._queue:
                 frame = self._queue.popleft()
@@ -97,7 +103,11 @@ class MemberLine:
             if self._closing or self.dropped:
                 return None
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(beat_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return BEAT
 
     def _append(self, frame: bytes) -> None:
         self._queue.append(frame)

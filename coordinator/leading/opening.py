@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.leading.orders import open_orders
 from coordinator.leading.ports import Inbound, Line, Observed, Renewed, Spoken
 from coordinator.rounds.events import DigestKnown, Heard
 from protos import limits
@@ -30,10 +31,13 @@ from protos.messages import (
     StateDigest,
     Vote,
 )
+from protos.orders import OpenedOrder
 from protos.records import open_record
 from protos.sealer import open_signed
 from protos.signing import SignatureError
 from protos.wire import WireError, decode, decode_member_frame
+
+NOBODY = PeerId("")
 
 
 class Misbehaved(ValueError):
@@ -70,15 +74,18 @@ def open_hello(frame: bytes, *, run: PeerId, peer: PeerId, observer: PeerId | No
     return Greeting(message, _record(message.record, run=run, peer=peer))
 
 
-def open_frame(frame: bytes, line: Line, *, run: PeerId, observer: bool) -> list[Inbound]:
-    """A later frame. `observer`: whether the line is the observer's. Raises Misbehaved."""
+def open_frame(frame: bytes, line: Line, *, run: PeerId, observer: bool, coordinator: PeerId = NOBODY) -> list[Inbound]:
+    """A later frame. `observer`: whether the line is the observer's; `coordinator` may sign orders beside the run key.
+
+    Raises Misbehaved.
+    """
     message = _decode(frame)
     peer = line.peer
     match message:
         case Hello():
             raise Misbehaved("hello is said once")
         case Signed(envelope):
-            return [Spoken(line, _signed(envelope, run=run, peer=peer))]
+            return [Spoken(line, _signed(envelope, run=run, peer=peer, coordinator=coordinator))]
         case Heartbeat() | Missing() | Refusal():
             return [Spoken(line, Heard(peer, message, b""))]
         case ExchangeReport():
@@ -113,14 +120,16 @@ def _record(raw: bytes, *, run: PeerId, peer: PeerId) -> Record:
         raise Misbehaved(f"record: {error}") from None
 
 
-def _signed(raw: bytes, *, run: PeerId, peer: PeerId) -> Heard:
+def _signed(raw: bytes, *, run: PeerId, peer: PeerId, coordinator: PeerId) -> Heard:
     try:
         message = open_signed(raw, run, signer=peer).message
         body: Body | None = None
+        orders: tuple[OpenedOrder, ...] = ()
         if isinstance(message, Promise | Leave) and message.proposal is not None:
             body = decode(Body, message.proposal.body)
+            orders = open_orders(body, run, coordinator)
     except (SignatureError, WireError) as error:
         raise Misbehaved(str(error)) from None
     if not isinstance(message, Commitment | Results | Vote | Promise | Leave):
         raise Misbehaved(f"members send no {type(message).__name__.lower()} to the leader")
-    return Heard(peer, message, raw, body)
+    return Heard(peer, message, raw, body, orders)

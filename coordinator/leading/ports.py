@@ -119,6 +119,9 @@ class Journal(Protocol):
     async def commit(self, effect: Committed, before: Ledger, after: Ledger) -> None:
         """Returns when it is on disk."""
 
+    async def orphan(self, fork: Ledger) -> None:
+        """The commits after this head are no part of the chain any more; they are kept. Returns when it is on disk."""
+
     def observe(self, observation: Observation) -> None:
         """Have it written soon; nobody waits for it."""
 

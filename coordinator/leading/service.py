@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from coordinator.leading.lines import MemberLine
-from coordinator.leading.opening import Misbehaved, open_frame, open_hello
+from coordinator.leading.opening import NOBODY, Misbehaved, open_frame, open_hello
 from coordinator.leading.ports import Arrived, Clock, Departed, Inbox
 from protos import limits
 from protos.messages import Goodbye, PeerId
@@ -25,6 +25,8 @@ from protos.signing import SignatureError, public_key_of
 
 HELLO_S = 20.0
 GOODBYE_S = 2.0
+BEAT_S = 2.0
+SILENCE_S = 60.0
 LINES_MOST = limits.MEMBERS + 64
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # or a second server would share the port in silence
@@ -33,7 +35,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),  # members ping to keep NATs open: never a reason to close
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -58,51 +60,38 @@ class PortError(OSError):
     """The address can't be listened on."""
 
 
-class Service:
-    """Serves the lines of one run and puts what comes into an inbox.
+class LineServicer:
+    """Serves the lines of one run to whoever leads here: the coordinator, or a node that may stand in for it.
 
     Args:
+        leads: gives the inbox of the leader here, or the reason why nobody leads.
         observer: gives the peer that may be the observer, at this moment.
+        coordinator: who may sign orders beside the run key.
+        beat_s: a line on which nothing is said for so long carries a sign of life.
+        silence_s: a member that says nothing for so long has lost its line.
     """
 
     def __init__(
         self,
         run: PeerId,
-        tls: Tls,
-        inbox: Inbox,
+        leads: Callable[[], Inbox | str],
         clock: Clock,
         *,
         observer: Callable[[], PeerId | None],
+        coordinator: PeerId = NOBODY,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        self._run = run
-        self._inbox = inbox
+        self._run, self._coordinator = run, coordinator
+        self._leads = leads
         self._clock = clock
         self._observer = observer
-        self._credentials = grpc.ssl_server_credentials(
-            [(tls.key, tls.certificate)], root_certificates=tls.authority, require_client_auth=True
-        )
-        self._server: grpc.aio.Server | None = None
+        self._beat_s, self._silence_s = beat_s, silence_s
 
-    async def start(self, address: str) -> int:
-        """Listen on HOST:PORT; gives the port (0 asks for a free one). Raises PortError."""
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=LINES_MOST)
-        handler = grpc.stream_stream_rpc_method_handler(self._line)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(LEADER, {"Line": handler}),))
-        try:
-            port = server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
-            raise PortError(f"{address} can't be listened on") from error
-        if port == 0:
-            raise PortError(f"{address} can't be listened on")
-        await server.start()
-        self._server = server
-        return int(port)
-
-    async def stop(self, grace_s: float) -> None:
-        """End all lines, those with a goodbye queued within `grace_s`."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
-            self._server = None
+    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """For a gRPC server with mutual TLS."""
+        method = grpc.stream_stream_rpc_method_handler(self._line)
+        return grpc.method_handlers_generic_handler(LEADER, {"Line": method})
 
     # -- one line --------------------------------------------------------------------------------------------------
 
@@ -126,18 +115,23 @@ class Service:
             line.close(Goodbye(code, reason))
             await _within(GOODBYE_S, self._write(line, context))
             return
-        self._inbox.post(Arrived(line, greeting.hello, greeting.record, greeting.hello.record))
+        inbox = self._leads()
+        if isinstance(inbox, str):
+            line.close(Goodbye("shutdown", inbox))
+            await _within(GOODBYE_S, self._write(line, context))
+            return
+        inbox.post(Arrived(line, greeting.hello, greeting.record, greeting.hello.record))
         reason = "ended by us"
         try:
-            reason = await self._talk(line, context, is_observer=greeting.hello.observer)
+            reason = await self._talk(line, context, inbox, is_observer=greeting.hello.observer)
         finally:
-            self._inbox.post(Departed(line, line.dropped or reason))
+            inbox.post(Departed(line, line.dropped or reason))
 
     async def _talk(
-        self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes], *, is_observer: bool
+        self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes], inbox: Inbox, *, is_observer: bool
     ) -> str:
         """Read and write until either ends; why it ended."""
-        reader = asyncio.create_task(self._read(line, context, is_observer=is_observer), name="line reader")
+        reader = asyncio.create_task(self._read(line, context, inbox, is_observer=is_observer), name="line reader")
         writer = asyncio.create_task(self._write(line, context), name="line writer")
         dropped = asyncio.create_task(line.wait_dropped(), name="line dropped")
         try:
@@ -156,13 +150,16 @@ class Service:
             await asyncio.gather(reader, writer, dropped, return_exceptions=True)
 
     async def _read(
-        self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes], *, is_observer: bool
+        self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes], inbox: Inbox, *, is_observer: bool
     ) -> str:
         """Until the member ends the stream (gives an empty reason) or misbehaves (a goodbye is queued)."""
         while True:
-            await self._inbox.room()
+            await inbox.room()
             try:
-                frame = await context.read()
+                async with asyncio.timeout(self._silence_s):
+                    frame = await context.read()
+            except TimeoutError:
+                return f"no heartbeat in {self._silence_s:g} s"
             except (grpc.aio.BaseError, grpc.RpcError) as error:
                 return f"broken off: {error}"
             if not isinstance(frame, bytes):
@@ -170,20 +167,75 @@ class Service:
             try:
                 if not line.accepts(len(frame), self._clock.now()):
                     raise Misbehaved("says more than a member may say")
-                items = open_frame(frame, line, run=self._run, observer=is_observer)
+                items = open_frame(frame, line, run=self._run, observer=is_observer, coordinator=self._coordinator)
             except Misbehaved as error:
                 _log.warning("line of %s closed: %s", line.peer[-6:], error)
                 line.close(Goodbye(error.code, str(error)))
                 return str(error)
             for item in items:
-                self._inbox.post(item)
+                inbox.post(item)
 
     async def _write(self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        while (frame := await line.next_frame()) is not None:
+        while (frame := await line.next_frame(self._beat_s)) is not None:
             try:
                 await context.write(frame)
             except (grpc.aio.BaseError, grpc.RpcError):
                 return
+
+
+class Service:
+    """Serves the lines of one run on a port of their own, and puts what comes into an inbox.
+
+    Args:
+        observer: gives the peer that may be the observer, at this moment.
+        coordinator, beat_s, silence_s: as `LineServicer` takes them.
+    """
+
+    def __init__(
+        self,
+        run: PeerId,
+        tls: Tls,
+        inbox: Inbox,
+        clock: Clock,
+        *,
+        observer: Callable[[], PeerId | None],
+        coordinator: PeerId = NOBODY,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._lines = LineServicer(
+            run,
+            lambda: inbox,
+            clock,
+            observer=observer,
+            coordinator=coordinator,
+            beat_s=beat_s,
+            silence_s=silence_s,
+        )
+        self._credentials = grpc.ssl_server_credentials(
+            [(tls.key, tls.certificate)], root_certificates=tls.authority, require_client_auth=True
+        )
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> int:
+        """Listen on HOST:PORT; gives the port (0 asks for a free one). Raises PortError."""
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=LINES_MOST)
+        server.add_generic_rpc_handlers((self._lines.handler(),))
+        try:
+            port = server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise PortError(f"{address} can't be listened on") from error
+        if port == 0:
+            raise PortError(f"{address} can't be listened on")
+        await server.start()
+        self._server = server
+        return int(port)
+
+    async def stop(self, grace_s: float) -> None:
+        """End all lines, those with a goodbye queued within `grace_s`."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
 
 
 async def _within(limit_s: float, work: Awaitable[object]) -> None:

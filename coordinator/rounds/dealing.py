@@ -7,6 +7,7 @@ from coordinator.rounds.attempt import Phase, deal_for, plan_for
 from coordinator.rounds.events import (
     Effect,
     Instant,
+    Say,
     Tell,
 )
 from coordinator.rounds.exchanging import Exchanging
@@ -32,9 +33,9 @@ class Dealing(Exchanging):
         if len(senders) < self.spec.membership.min_contributors:
             return self._fail(f"only {len(senders)} contributors are left", now)
         able = self._could_reduce(now)
-        reducers = [m for m in able if not m.observer and m.peer not in self._out_reducers]
-        if len(reducers) < policy.REACHABLE_ENOUGH:
-            reducers += [m for m in able if m.observer and m.peer not in self._out_reducers]
+        reducers = [m for m in able if m.peer not in self._out_reducers]
+        n_members = sum(1 for m in reducers if not m.observer)
+        reserves = [m.peer for m in reducers if m.observer and n_members >= policy.REACHABLE_ENOUGH]
         if not reducers:
             if self._none_is_able(able):
                 return self._propose_new(None, self._why_unable(), now)
@@ -47,6 +48,7 @@ class Dealing(Exchanging):
             leader=self.me,
             senders={m.peer: m.record.sequence for m in senders},
             reducers={m.peer: m.record.sequence for m in reducers},
+            reserves=reserves,
         )
         attempt.losses = {member.peer: member.n_lost for member in senders}
         attempt.outbid = -1
@@ -54,7 +56,11 @@ class Dealing(Exchanging):
         attempt.plan_envelope = self._sealer.seal(attempt.plan)
         attempt.deadline_at = Instant(now + self.spec.deadlines.commitment_s * LEADER_SLACK)
         self._enter(Phase.COMMITMENT)
-        return [*self._relay_news(now), Tell(attempt.members(), Signed(attempt.plan_envelope))]
+        alone, self._observer_alone = self._observer_alone, not n_members
+        told: list[Effect] = []
+        if self._observer_alone and not alone:
+            told.append(Say("no member can be reached: the observer reduces every chunk, until one can"))
+        return [*told, *self._relay_news(now), Tell(attempt.members(), Signed(attempt.plan_envelope))]
 
     def _commitment(self, now: Instant) -> list[Effect] | None:
         attempt = self._running()
@@ -63,6 +69,8 @@ class Dealing(Exchanging):
         missing = [peer for peer in attempt.losses if peer not in attempt.commitments]
         if now < attempt.deadline_at and any(not self._is_lost(attempt, peer, now) for peer in missing):
             return self._wait(f"commitments of {named(missing)}")
+        if now >= attempt.deadline_at:
+            self._uncommitted |= {peer for peer in missing if not self._is_lost(attempt, peer, now)}
         for peer in [peer for peer in attempt.commitments if self._is_lost(attempt, peer, now)]:
             del attempt.commitments[peer]
         if not attempt.commitments:

@@ -8,7 +8,7 @@ any effect after it leaves the process. All effects are safe to repeat.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol
 
 from protos.messages import (
     AttemptFailed,
@@ -18,6 +18,7 @@ from protos.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Inquiry,
     Leave,
     Missing,
     PeerId,
@@ -32,6 +33,10 @@ from protos.messages import (
     Vote,
     Welcome,
 )
+
+if TYPE_CHECKING:
+    from coordinator.rounds.ledger import Ledger
+    from protos.orders import OpenedOrder
 
 Instant = NewType("Instant", float)
 """A moment on the local monotonic clock, in seconds. Never crosses the wire."""
@@ -86,13 +91,15 @@ class RecordChanged:
 class Heard:
     """A message on a member's line. `envelope` is its signed form, empty for unsigned kinds.
 
-    For a Promise or Leave with a proposal, and only then, `body` is that proposal's decoded body.
+    For a Promise or Leave with a proposal, and only then, `body` is that proposal's decoded body, and `orders` are
+    those that it carries, opened.
     """
 
     peer: PeerId
     message: Heartbeat | Commitment | Results | Missing | Vote | Refusal | Promise | Leave
     envelope: bytes
     body: Body | None = None
+    orders: tuple[OpenedOrder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,53 @@ class DigestKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseAsked:
-    paused: bool
+class Learned:
+    """A commit that others have made without this leader. `signed` are its valid votes and leaves, not yet weighed.
+
+    `orders` are those that the body carries, opened, `target` the books that a rollback among them goes back to.
+    """
+
+    commit: Commit
+    body: Body
+    commit_hash: bytes
+    signed: tuple[tuple[PeerId, Vote | Leave], ...]
+    orders: tuple[OpenedOrder, ...] = ()
+    target: Ledger | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """Commits from a fork on, each verified, that make another branch than this leader's: the larger of the two.
+
+    `fork` are the books where the two part.
+    """
+
+    fork: Ledger
+    commit: Commit  # the fork's
+    chain: tuple[Learned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """The outcome of a Seek: everybody who is known was asked for newer commits. What was found came before this."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """The stand-in ends after its attempt: the coordinator is back, or another stand-in's turn came before."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The operator's order, opened and journalled: a commit is to carry it.
+
+    `target`: for a rollback the books at the commit to go back to, with head and digest.
+    """
+
+    order: OpenedOrder
+    target: Ledger | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +165,20 @@ class Woke:
     """The instant of `next_wake` has come."""
 
 
-Event = Connected | Disconnected | Reached | RecordChanged | Heard | DigestKnown | PauseAsked | Woke
+Event = (
+    Connected
+    | Disconnected
+    | Reached
+    | RecordChanged
+    | Heard
+    | DigestKnown
+    | Learned
+    | Branched
+    | Sought
+    | StepDown
+    | Ordered
+    | Woke
+)
 
 # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -123,7 +188,7 @@ class Tell:
     """Send a message to peers on their lines; who has none is passed over. A Welcome's run time is set as it leaves."""
 
     peers: tuple[PeerId, ...]
-    message: Signed | Welcome | Commit | AttemptFailed | Records
+    message: Signed | Welcome | Inquiry | Commit | AttemptFailed | Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +228,39 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A round is over. Append to the ledger before anything after it is sent. `failed` are its failed attempts."""
+    """A round is over. Append to the ledger before anything after it is sent.
+
+    `failed` are its failed attempts, `orders` those that its body carries, opened, `target` the books that a rollback
+    among them goes back to.
+    """
 
     commit: Commit
     body: Body
     commit_hash: bytes
     failed: tuple[AttemptFailed, ...]
+    orders: tuple[OpenedOrder, ...] = ()
+    target: Ledger | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """The commits after this head are no part of the chain any more: the other branch follows, one Committed each."""
+
+    fork: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Ask a member for the commits that it has named and this leader lacks; Learned or Branched may follow."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """Ask everybody whose address is known for commits after the head; Sought follows."""
+
+    peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +277,7 @@ class Say:
     text: str
 
 
-Effect = Tell | Close | Probe | Persist | Committed | Ended | Say
+Effect = Tell | Close | Probe | Persist | Committed | Orphaned | Learn | Seek | Ended | Say
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +293,7 @@ class MemberView:
     reachable: bool | None
     last_seen_at: Instant
     observer: bool
+    idle_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

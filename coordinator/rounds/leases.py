@@ -24,6 +24,22 @@ def normalise(ranges: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(joined)
 
 
+def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same batches in the same order, in as few ranges as they take."""
+    found: list[Range] = []
+    for item in ranges:
+        if found and item.start == found[-1].start + found[-1].count:
+            found[-1] = Range(found[-1].start, found[-1].count + item.count)
+        elif item.count:
+            found.append(item)
+    return tuple(found)
+
+
+def begins_with(lease: Sequence[Range], first: Sequence[Range]) -> bool:
+    """Whether a lease goes on from another one: its first batches are the other's, in their order."""
+    return joined(prefix(lease, count(first))) == joined(first)
+
+
 def count(ranges: Iterable[Range]) -> int:
     return sum(r.count for r in ranges)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -16,6 +16,7 @@ from aggregation.digest import tagged_hash
 from aggregation.rules.gate import normalised
 from coordinator.rounds import leases
 from protos.messages import ZERO_HASH, Body, MemberEntry, Outcome, PeerId, Range, Seat, Standing
+from protos.orders import Kind, OpenedOrder
 
 NORMS_KEPT = 16
 LEDGER_BYTES_MAX = 16 * 2**20
@@ -45,9 +46,24 @@ class Ledger:
     norms: tuple[float, ...]  # s·‖aggregate‖ / (Σ lr)^0.8 of the last committed rounds, oldest first
     centre_norm: float  # s·‖aggregate‖ of the head, which centred rules start from; 0 after an empty round
     bandwidths: Mapping[PeerId, float]
-    spec_revision: int
+    spec_revision: int  # in force in the round after the head
+    next_revision: int = 0  # amended, and in force from round `next_from` on; 0: none
+    next_from: int = 0
+    paused: bool = False
+    ends_after: int = 0  # the last round by order; 0: none
+    end_reason: str = ""
+    n_orders: int = 0  # number of the last order that was obeyed
+    rollbacks: int = 0
     head: bytes = ZERO_HASH
     digest: bytes = ZERO_HASH
+
+    @property
+    def newest_revision(self) -> int:
+        """The last revision that has been ordered, in force or not yet."""
+        return max(self.spec_revision, self.next_revision)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        return self.standing.get(peer) is Standing.BANNED
 
     def seat_of(self, peer: PeerId) -> Seat | None:
         return next((seat for seat in self.seats if seat.peer == peer), None)
@@ -100,6 +116,13 @@ class Ledger:
                 centre_norm=_figure(content["centre_norm"]),
                 bandwidths={PeerId(str(k)): _figure(v) for k, v in content["bandwidths"].items()},
                 spec_revision=int(content["spec_revision"]),
+                next_revision=int(content["next_revision"]),
+                next_from=int(content["next_from"]),
+                paused=bool(content["paused"]),
+                ends_after=int(content["ends_after"]),
+                end_reason=str(content["end_reason"]),
+                n_orders=int(content["n_orders"]),
+                rollbacks=int(content["rollbacks"]),
             )
             if not ledger.voters:
                 raise ValueError("nobody votes")
@@ -118,10 +141,14 @@ def genesis(run: PeerId, coordinator: PeerId) -> Ledger:
     )  # fmt: skip
 
 
-def fold(ledger: Ledger, body: Body) -> Ledger:
+def fold(ledger: Ledger, body: Body, orders: Sequence[OpenedOrder] = (), target: Ledger | None = None) -> Ledger:
     """The ledger after a body. Raises LedgerError if the body doesn't extend it.
 
     The caller sets `head` and `digest` with `at`, and compares `hash()` with the body's `ledger_hash`.
+
+    Args:
+        orders: those that the body carries, opened.
+        target: the books at the commit that a rollback among them goes back to, with head and digest.
     """
     if body.run != ledger.run:
         raise LedgerError("the body is another run's")
@@ -133,11 +160,18 @@ def fold(ledger: Ledger, body: Body) -> Ledger:
         )
     if not body.voters:
         raise LedgerError("the body leaves nobody to vote")
+    if body.spec_revision != ledger.spec_revision:
+        raise LedgerError(f"revision {body.spec_revision} of the RunSpec is not in force, {ledger.spec_revision} is")
+    if tuple(each.envelope for each in orders) != body.orders:
+        raise LedgerError("the body carries other orders than have been opened")
+    switches = revision_after(ledger, orders) != ledger.spec_revision
+    if (rollback := rollback_of(orders)) is not None:
+        ledger = went_back(ledger, rollback, target)
     cursor = ledger.cursor
     for seat in body.seats:
         cursor = max([cursor, *(r.start + r.count for r in seat.ranges)])
     try:
-        pool = _pool_after(ledger, body, cursor)
+        pool = _pool_after(ledger, body, cursor, goes_on=body.outcome is Outcome.EMPTY and not switches)
     except ValueError as error:
         raise LedgerError(str(error)) from error
     counted = [member for member in body.members if member.counted]
@@ -154,7 +188,9 @@ def fold(ledger: Ledger, body: Body) -> Ledger:
     centre_norm = body.clip_factor * body.aggregate_norm if committed else 0.0
     if not math.isfinite(centre_norm):
         raise LedgerError(f"an aggregate of norm {body.aggregate_norm} times {body.clip_factor} is none")
-    return replace(
+    if banned := [peer for peer in (*seated, *body.voters) if standing.get(peer) is Standing.BANNED]:
+        raise LedgerError(f"{banned[0]} is banned and has no seat and no vote")
+    after = replace(
         ledger,
         epoch=body.epoch,
         round=body.round,
@@ -171,10 +207,79 @@ def fold(ledger: Ledger, body: Body) -> Ledger:
         norms=_norms_after(ledger, body, centre_norm),
         centre_norm=centre_norm,
         bandwidths={entry.peer: entry.kib_s for entry in body.reducers if entry.kib_s > 0} or ledger.bandwidths,
-        spec_revision=body.spec_revision,
         head=ZERO_HASH,
         digest=ZERO_HASH,
     )
+    return _obeyed(after, orders)
+
+
+def rollback_of(orders: Iterable[OpenedOrder]) -> OpenedOrder | None:
+    """The rollback among a body's orders, if there is one."""
+    return next((each for each in orders if each.order.kind == Kind.ROLLBACK), None)
+
+
+def went_back(ledger: Ledger, rollback: OpenedOrder, target: Ledger | None) -> Ledger:
+    """The books that a rollback's body is folded into: what rounds have made of the run is as it was at the target.
+
+    Round numbers go on, and so do orders, standings, who is here since when, and who votes. Whatever was leased after
+    the target is free again, for its cursor and pool are the target's, and so is what was leased there: nobody goes on
+    from progress since. Raises LedgerError without the right target.
+    """
+    if target is None or target.head != rollback.order.spec or target.run != ledger.run:
+        raise LedgerError("the books to go back to are not those that the order names")
+    if target.round != rollback.order.round or target.round > ledger.round:
+        raise LedgerError(f"round {rollback.order.round} is not one to go back to after round {ledger.round}")
+    return replace(
+        target,
+        epoch=ledger.epoch,
+        round=ledger.round,
+        pool=leases.normalise((*target.pool, *(r for seat in target.seats for r in seat.ranges))),
+        seats=(),
+        voters=ledger.voters,
+        since=ledger.since,
+        standing=ledger.standing,
+        bandwidths=ledger.bandwidths,
+        spec_revision=ledger.spec_revision,
+        next_revision=ledger.next_revision,
+        next_from=ledger.next_from,
+        paused=ledger.paused,
+        ends_after=ledger.ends_after,
+        end_reason=ledger.end_reason,
+        n_orders=ledger.n_orders,
+        rollbacks=ledger.rollbacks,
+        head=ledger.head,
+    )
+
+
+def revision_after(ledger: Ledger, orders: Sequence[OpenedOrder]) -> int:
+    """The revision of the RunSpec in force after the next body, if it carries these orders."""
+    return _obeyed(replace(ledger, round=ledger.round + 1), orders).spec_revision
+
+
+def _obeyed(ledger: Ledger, orders: Sequence[OpenedOrder]) -> Ledger:
+    """The books after a body, once its orders are obeyed."""
+    for each in orders:
+        order = each.order
+        if order.number <= ledger.n_orders:
+            raise LedgerError(f"order {order.number} is an old one: order {ledger.n_orders} has been obeyed")
+        ledger = replace(ledger, n_orders=order.number)
+        match Kind(order.kind):
+            case Kind.PAUSE:
+                ledger = replace(ledger, paused=True)
+            case Kind.RESUME if not order.peer:
+                ledger = replace(ledger, paused=False, ends_after=0, end_reason="")
+            case Kind.END:
+                ledger = replace(ledger, ends_after=max(order.round, ledger.round), end_reason=order.reason)
+            case Kind.AMEND if each.spec is not None:
+                begins = max(order.round, ledger.round + 1)
+                ledger = replace(ledger, next_revision=each.spec.revision, next_from=begins)
+            case Kind.ROLLBACK:
+                ledger = replace(ledger, rollbacks=ledger.rollbacks + 1)
+            case _:
+                pass  # a peer's standing is in the body
+    if ledger.next_revision and ledger.round + 1 >= ledger.next_from:
+        ledger = replace(ledger, spec_revision=ledger.next_revision, next_revision=0, next_from=0)
+    return ledger
 
 
 def round_lr(members: Iterable[MemberEntry]) -> float:
@@ -204,11 +309,22 @@ def _norms_after(ledger: Ledger, body: Body, norm: float) -> tuple[float, ...]:
     return (*ledger.norms, normalised(norm, sum_lr))[-NORMS_KEPT:]
 
 
-def _pool_after(ledger: Ledger, body: Body, cursor: int) -> tuple[Range, ...]:
-    """Returned batches that nobody holds: old pool and returned ones and skipped new ones, less the new leases."""
+def _pool_after(ledger: Ledger, body: Body, cursor: int, *, goes_on: bool) -> tuple[Range, ...]:
+    """Returned batches that nobody holds: old pool and returned ones and skipped new ones, less the new leases.
+
+    Over an empty round the leases of who is seated again go on, and may grow, unless the RunSpec changes.
+    """
+    held = {seat.peer: seat.ranges for seat in ledger.seats} if goes_on else {}
     free = leases.normalise((*ledger.pool, *body.returned, Range(ledger.cursor, cursor - ledger.cursor)))
-    leased = leases.normalise(r for seat in body.seats for r in seat.ranges)
-    return leases.subtract(free, leased)
+    leased: list[Range] = []
+    for seat in body.seats:
+        before = held.get(seat.peer, ())
+        if not leases.begins_with(seat.ranges, before):
+            raise ValueError(f"the lease of {seat.peer} does not go on over an empty round")
+        leased += leases.rest(seat.ranges, leases.count(before))
+    pool = leases.subtract(free, leases.normalise(leased))
+    leases.normalise((*pool, *(r for seat in body.seats for r in seat.ranges)))  # none of them twice
+    return pool
 
 
 def _figure(content: Any) -> float:

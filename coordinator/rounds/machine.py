@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from coordinator.rounds import work
 from coordinator.rounds.attempt import Attempt, Phase
 from coordinator.rounds.events import (
+    Branched,
     Connected,
     DigestKnown,
     Disconnected,
@@ -17,21 +19,25 @@ from coordinator.rounds.events import (
     Event,
     Heard,
     Instant,
-    PauseAsked,
+    Learned,
+    Ordered,
     Probe,
     Reached,
     RecordChanged,
     Say,
+    Sought,
+    StepDown,
     Tell,
     View,
     Woke,
 )
+from coordinator.rounds.learning import Learning
 from coordinator.rounds.members import Member
-from coordinator.rounds.phases import Phases
 from coordinator.rounds.state import InvariantBroken
 from protos.messages import (
     Commitment,
     Heartbeat,
+    Inquiry,
     Leave,
     MemberState,
     Missing,
@@ -46,7 +52,7 @@ from protos.messages import (
 )
 
 
-class Rounds(Phases):
+class Rounds(Learning):
     """Leads one round after the other: takes in events, says what should happen and when it wants to be woken."""
 
     # -- the three ways in ------------------------------------------------------------------------------------
@@ -72,11 +78,19 @@ class Rounds(Phases):
                     return []  # nothing that a decision depends on, and no instant that it would pass over
                 effects += told or []
             case Heard():
-                effects += self._heard(event)
+                effects += self._heard(event, now)
             case DigestKnown(hash_, digest):
                 self._digests[hash_] = digest
-            case PauseAsked(paused):
-                self._paused = paused
+            case Learned():
+                effects += self._learned(event, now)
+            case Branched():
+                effects += self._branched(event, now)
+            case Sought():
+                self._sought = True
+            case StepDown(reason):
+                self._stepping_down = reason
+            case Ordered():
+                effects += self._ordered(event)
             case Woke():
                 pass
             case _:
@@ -100,7 +114,7 @@ class Rounds(Phases):
             round=self.ledger.round + 1,
             phase=self.phase,
             waiting_for=self._waiting(now),
-            deadline_at=self._deadline(),
+            deadline_at=self._deadline(now),
             attempt=self._attempt.number if self._attempt else -1,
             members=self.members.view(self.ledger),
             tokens=self.ledger.tokens,
@@ -140,13 +154,19 @@ class Rounds(Phases):
         member = self.members.connected(peer, event.hello, event.record, now)
         member.story.append("line open")
         records = tuple(m.envelope for m in self.members if m.connected) if self._relay else ()
-        welcome = Welcome(self.me, self.commit, self._ledger_bytes, records, 0.0, self.spec.deadlines.heartbeat_s)
+        if not self._signed_head:
+            self._sign_head(now, ())
+        beat_s = self.spec.deadlines.heartbeat_s
+        welcome = Welcome(self.me, self.commit, self._ledger_bytes, records, 0.0, beat_s, self._signed_head)
         effects: list[Effect] = [Tell((peer,), welcome)]
         self._pass_on(peer, member.envelope)
         if not event.record.grpc:
             member.reachable = False
         elif not member.reachable:
             effects.append(Probe(peer, event.record.grpc))
+        hello = event.hello
+        if hello.holds_state:
+            effects += self._note_ahead(peer, hello.head, hello.epoch, hello.round, hello.tokens, now)
         return effects + self._told_again(peer)
 
     def _record_changed(self, event: RecordChanged) -> list[Effect]:
@@ -179,17 +199,24 @@ class Rounds(Phases):
             return [Tell((peer,), Signed(self._sealer.seal(prepare)))]
         envelopes = [attempt.propose_envelope]
         if self.phase is not Phase.VOTE and peer in attempt.members():
-            envelopes = [attempt.plan_envelope, attempt.deal_envelope]
-        return [Tell((peer,), Signed(envelope)) for envelope in envelopes if envelope]
+            envelopes = [attempt.plan_envelope, attempt.deal_envelope, attempt.redeal_envelope]
+        told: list[Effect] = [Tell((peer,), Signed(envelope)) for envelope in envelopes if envelope]
+        if self.phase is Phase.EXCHANGE and attempt.moves.asked and peer in attempt.dealt:
+            told.append(Tell((peer,), Inquiry(attempt.plan_hash, attempt.moves.asked)))
+        return told
 
     def _heartbeat(self, peer: PeerId, heartbeat: Heartbeat, now: Instant) -> list[Effect] | None:
         """None if nothing has changed that a decision depends on."""
         known = self.members.get(peer)
         before = self._stage(known) if known is not None and self.members.fresh(peer, now) else None
         head_before = known.head if known is not None else b""
+        due = known is not None and self._announce(known, heartbeat, now)
         member = self.members.heard(peer, heartbeat, self.ledger.round + 1, now)
         if member is None:
             return None
+        tokens = member.hello.tokens if heartbeat.head == member.hello.head else 0
+        if ahead := self._note_ahead(peer, heartbeat.head, heartbeat.epoch, heartbeat.round - 1, tokens, now):
+            return ahead
         if member.head == self.ledger.head:
             if head_before != member.head:
                 return self._told_again(peer)
@@ -198,15 +225,15 @@ class Rounds(Phases):
             if now >= told_at + self.spec.deadlines.heartbeat_timeout_s:
                 member.told_head_at = now
                 return [Tell((peer,), self.commit)]
-        return None if self._stage(member) == before else []
+        return [] if due or self._stage(member) != before else None
 
     def _stage(self, member: Member) -> tuple[object, ...]:
         """All of a member's progress that a decision can depend on now."""
         if self.phase in (Phase.TRAIN, Phase.ENDED):
-            return member.stage(self.spec.work.h)
+            return member.stage(work.asked(self._seats.get(member.peer)), work.steps_min(self.spec))
         return member.n_lost, member.head
 
-    def _heard(self, event: Heard) -> list[Effect]:
+    def _heard(self, event: Heard, now: Instant) -> list[Effect]:
         peer, message, attempt = event.peer, event.message, self._attempt
         match message:
             case Heartbeat():
@@ -220,14 +247,14 @@ class Rounds(Phases):
                     attempt.commitments.setdefault(peer, (message, event.envelope))
             case Results(plan) if attempt is not None and plan == attempt.plan_hash:
                 if self.phase is Phase.EXCHANGE and peer in attempt.dealt:
-                    attempt.take(peer, message, event.envelope)
-            case Missing(plan, lacks) if attempt is not None and plan == attempt.plan_hash:
+                    self._heard_results(attempt, peer, message, event.envelope)
+            case Missing(plan) if attempt is not None and plan == attempt.plan_hash:
                 if self.phase is Phase.EXCHANGE and peer in attempt.dealt:
-                    attempt.claims[peer] = {lack.sender for lack in lacks if lack.sender in attempt.included}
+                    self._heard_missing(attempt, peer, message, now)
             case Promise() if attempt is not None and self._is_for(message, attempt):
                 extends = message.proposal is None or self._extends(event)
                 if self.phase is Phase.PREPARE and peer in self.ledger.voters and extends:
-                    self._know(message.proposal, event.body)
+                    self._know(message.proposal, event.body, event.orders)
                     attempt.promises.setdefault(peer, message)
                     attempt.refused.pop(peer, None)
             case Vote() if attempt is not None and self._is_for(message, attempt):
@@ -253,7 +280,7 @@ class Rounds(Phases):
             return []
         if leave.proposal is not None and not self._extends(event):
             return []
-        self._know(leave.proposal, event.body)
+        self._know(leave.proposal, event.body, event.orders)
         self._left.setdefault(event.peer, (leave, event.envelope))
         self._pass_number(leave.attempt)
         if member := self.members.get(event.peer):

@@ -6,13 +6,20 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from coordinator.rounds import deadline
 from coordinator.rounds.events import Instant, MemberView
 from coordinator.rounds.ledger import Ledger
 from protos.messages import Heartbeat, Hello, MemberState, PeerId, Record
 from protos.runspec import DeadlineSpec
 
 STORY_KEPT = 100
+SPEED_STALE_ROUNDS = 8
+"""After so many rounds without a step its last speed says nothing any more, and a member that was too slow may try."""
 NAMED_MOST = 8
+IDLE_KEPT = 0.9
+"""What a round before weighs in the share of time idle."""
+SPEEDS_KEPT = 3
+"""Rounds of which a member's speed is the median."""
 JUST_AFTER_S = 1e-6
 """Presence ends right after its last instant."""
 
@@ -37,6 +44,20 @@ class Member:
     tokens_per_s: float = 0.0
     n_lost: int = 0
     """How often it lost its progress in this round: it came back, or its trainer did."""
+    n_gone: int = 0
+    """How often its line was lost in this round."""
+    finish_at: Instant | None = None
+    """When it will have made its steps, as it announced when it last made one; None while it has announced nothing."""
+    began: tuple[int, Instant] | None = None
+    """The step at which it was first seen to work in this round, and when."""
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=SPEEDS_KEPT))
+    """Tokens a second in the last rounds in which it made steps."""
+    n_still: int = 0
+    """Rounds in a row in which it made no step."""
+    told_no_seat: str = ""
+    busy_s: float = 0.0
+    known_s: float = 0.0
+    """For how long it said that it trains, of the time in which it was heard of; older rounds count less."""
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_KEPT))
 
     @property
@@ -48,9 +69,40 @@ class Member:
         """It lost its progress in this round: nobody waits for it, but what it has in time counts."""
         return self.n_lost > 0
 
-    def stage(self, h: int) -> tuple[object, ...]:
-        """All of its progress that a decision can depend on: another heartbeat of the same stage changes nothing."""
-        return self.round, self.state, self.head, self.step > 0, self.step >= h, self.n_lost
+    @property
+    def idle_share(self) -> float | None:
+        """The share of its time in which it had nothing to train, as far as its heartbeats tell."""
+        return 1.0 - self.busy_s / self.known_s if self.known_s > 0 else None
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second: of the last rounds, or what its trainer measured at its start; 0 if nobody knows."""
+        if self.rates:
+            return sorted(self.rates)[(len(self.rates) - 1) // 2]
+        return self.tokens_per_s or self.hello.speed
+
+    def stage(self, steps: int, enough: int = 1) -> tuple[object, ...]:
+        """All of its progress that a decision can depend on: another heartbeat of the same stage changes nothing.
+
+        `steps` its seat asks for, and `enough` of them make a contribution.
+        """
+        made = (self.step > 0, self.step >= enough, self.step >= steps)
+        return self.round, self.state, self.head, made, self.n_lost
+
+    def announce(self, heartbeat: Heartbeat, steps: int, step_tokens: int, now: Instant) -> bool:
+        """Take in when it will have made its steps; whether that is news. Only a step made moves it."""
+        if self.finish_at is not None and heartbeat.step <= self.step:
+            return False
+        if heartbeat.step > 0 and self.began is None:
+            self.began = heartbeat.step, now
+        pace = self.speed if self.rates else 0.0  # what it measured at its start says too little
+        if self.began is not None and heartbeat.step >= self.began[0] + deadline.PACE_STEPS and now > self.began[1]:
+            pace = (heartbeat.step - self.began[0]) * step_tokens / (now - self.began[1])
+        left_s = deadline.time_left_s(heartbeat, steps, step_tokens, pace) if heartbeat.step > 0 else None
+        if left_s is None:
+            return False
+        self.finish_at = Instant(now + left_s)
+        return True
 
 
 class Members:
@@ -63,6 +115,17 @@ class Members:
         self._in_order: list[Member] | None = None
         self._due_at: Instant | None = Instant(started_at + deadlines.heartbeat_timeout_s)
         """No presence changes by itself before this instant."""
+
+    def resume(self) -> None:
+        """The run goes on: who has paused with it is waited for until it says that it pauses for itself."""
+        for member in self._members.values():
+            if member.state is MemberState.PAUSED:
+                member.state = MemberState.WAITING
+
+    def amend(self, deadlines: DeadlineSpec) -> None:
+        """Other deadlines are in force."""
+        self._deadlines = deadlines
+        self._due_at = self._started_at  # whatever was expected may come at another time: it is looked for anew
 
     def __len__(self) -> int:
         return len(self._members)
@@ -96,6 +159,7 @@ class Members:
         member = self._members.get(peer)
         if member is not None and member.connected:
             member.connected, member.gone_at = False, now
+            member.n_gone += 1
             self._expect_change(self._given_up_at(peer))
         return member
 
@@ -103,6 +167,9 @@ class Members:
         member = self._members.get(peer)
         if member is None or not member.connected:
             return None
+        if member.state is not MemberState.PAUSED:
+            member.known_s += now - member.seen_at
+            member.busy_s += now - member.seen_at if member.state is MemberState.TRAINING else 0.0
         member.seen_at = now
         self._expect_change(self._silent_at(member))
         if heartbeat.round == round_:
@@ -116,10 +183,21 @@ class Members:
     def next_round(self, now: Instant) -> None:
         """Progress starts again; who has gone and is not waited for any more is dropped."""
         for member in list(self._members.values()):
-            member.step, member.n_lost = 0, 0
+            member.n_still = 0 if member.step > 0 else member.n_still + 1
+            if member.step > 0 and member.tokens_per_s > 0:
+                member.rates.append(member.tokens_per_s)
+            elif member.n_still >= SPEED_STALE_ROUNDS:
+                member.rates.clear()
+            member.step, member.n_lost, member.n_gone = 0, 0, 0
+            member.finish_at = member.began = None
+            member.busy_s, member.known_s = member.busy_s * IDLE_KEPT, member.known_s * IDLE_KEPT
             if not member.connected and not self.may_return(member.peer, now):
                 del self._members[member.peer]
                 self._in_order = None
+
+    def are_new(self, now: Instant) -> bool:
+        """Whether the leader has just started, so that members may not have found it yet."""
+        return now < self._started_at + self._deadlines.heartbeat_timeout_s
 
     def fresh(self, peer: PeerId, now: Instant) -> bool:
         """Whether a member is there: its line is open, and it was heard of lately."""
@@ -136,12 +214,13 @@ class Members:
         return self.fresh(peer, now) or self.may_return(peer, now)
 
     def holds(self, peer: PeerId, ledger: Ledger, now: Instant) -> bool:
-        """Whether a member is there and has the head's state."""
+        """Whether a member is there and has the head's state. While the run is paused, everybody is."""
         member = self._members.get(peer)
         return (
             member is not None
             and member.head == ledger.head
-            and member.state not in (MemberState.JOINING, MemberState.PAUSED)
+            and member.state is not MemberState.JOINING
+            and (member.state is not MemberState.PAUSED or ledger.paused)
             and self.fresh(peer, now)
         )
 
@@ -170,6 +249,7 @@ class Members:
                 reachable=member.reachable,
                 last_seen_at=member.seen_at,
                 observer=member.observer,
+                idle_share=member.idle_share,
             )
             for member in self
         )

@@ -14,9 +14,20 @@ from aggregation.exchange import deal_seed
 from aggregation.rules import gate
 from aggregation.rules.policy import effective
 from aggregation.spec import NUMERICS_VERSION, unknown_codec, unknown_rule
-from coordinator.rounds import leases
+from coordinator.rounds import leases, work
 from coordinator.rounds.ledger import Ledger, round_lr
-from protos.messages import Bandwidth, Commitment, Excluded, Leave, MemberEntry, PeerId, Promise, Range, Seat
+from coordinator.rounds.work import Work
+from protos.messages import (
+    Bandwidth,
+    Commitment,
+    Excluded,
+    Leave,
+    MemberEntry,
+    PeerId,
+    Promise,
+    Range,
+    Seat,
+)
 from protos.runspec import RunSpec
 
 VOTERS_MAX = 32
@@ -30,6 +41,8 @@ NORM_SLACK = 1.02
 """What sums in fp32 may lengthen a vector by, and to spare; what encoding the result adds is reckoned apart."""
 NO_STEPS = "no steps"
 """Why a commitment is out that claims nothing: no fault, so it takes nothing of what f allows for."""
+TOO_FEW_STEPS = "too few steps"
+"""Why a commitment is out that claims less than the run's `steps_min`: as little of a fault."""
 MESH_BYTES_MOST = 16 * 2**20
 """What replicas = auto lets a reducer receive in a round for the sake of having every chunk reduced by everyone."""
 WEIGHT_CAPS = {"open": 2.0, "invite": 8.0, "allow_list": 8.0}
@@ -102,6 +115,16 @@ def spread_enough(
     return sum(1 for peer in signers if peer in reachable) >= 2
 
 
+def branch_key(ledger: Ledger) -> tuple[int, int, int, bytes]:
+    """Of two branches of a chain the one with the larger key is followed: a rollback's, then the one with more tokens,
+    then of the higher epoch, then with the lower hash.
+
+    Tokens are those that counted, so who has no weight adds none; since the two have their past in common, comparing
+    their sums compares what came since the fork.
+    """
+    return ledger.rollbacks, ledger.tokens, ledger.epoch, bytes(255 - byte for byte in ledger.head)
+
+
 # -- contributions -----------------------------------------------------------------------------------------------
 
 
@@ -145,6 +168,8 @@ def excluded(
             reasons[peer] = fault
         elif commitments[peer].steps == 0:
             reasons[peer] = NO_STEPS
+        elif commitments[peer].steps < work.steps_min(spec):
+            reasons[peer] = TOO_FEW_STEPS
     compared = [peer for peer in sorted(commitments) if peer not in reasons]
     gated = gate.norm_gate(
         [delta_norm(commitments[peer]) for peer in compared],
@@ -180,7 +205,7 @@ def applied_rule(spec: RunSpec, included: Mapping[PeerId, Commitment], excluded:
 
     `excluded` are the deal's: who is out for a fault or by the gate has used up some of what f allows for.
     """
-    n_rejected = sum(1 for entry in excluded if entry.reason != NO_STEPS)
+    n_rejected = sum(1 for entry in excluded if entry.reason not in (NO_STEPS, TOO_FEW_STEPS))
     return _applied(spec, tuple(weights(included, spec).values()), n_rejected)
 
 
@@ -241,11 +266,17 @@ def lines(
     commitments: Mapping[PeerId, Commitment],
     bandwidths: Sequence[Bandwidth],
     n_chunks: int,
+    reserves: Collection[PeerId] = (),
 ) -> tuple[tuple[PeerId, ...], ...]:
-    """Per chunk the reducers in line, from what the commitments make of the seed."""
+    """Per chunk the reducers in line, from what the commitments make of the seed.
+
+    Those in reserve have no share: they are the last in every line, unless they are all there is.
+    """
     seed = deal_seed(plan_hash, {str(peer): commitment.root for peer, commitment in commitments.items()})
-    dealt = deal(seed, n_chunks, [entry.peer for entry in bandwidths], [entry.kib_s for entry in bandwidths])
-    return tuple(tuple(PeerId(peer) for peer in line) for line in dealt)
+    shared = [entry for entry in bandwidths if entry.peer not in reserves] or list(bandwidths)
+    dealt = deal(seed, n_chunks, [entry.peer for entry in shared], [entry.kib_s for entry in shared])
+    last = [entry.peer for entry in bandwidths if entry not in shared]
+    return tuple((*(PeerId(peer) for peer in line), *last) for line in dealt)
 
 
 def clip_factor(spec: RunSpec, ledger: Ledger, aggregate_norm: float, members: Iterable[MemberEntry]) -> float:
@@ -289,20 +320,51 @@ def _rounding(spec: RunSpec, n_values: int) -> tuple[float, float]:
 
 
 def seats_for(
-    ledger: Ledger, returned: Sequence[Range], peers: Sequence[PeerId], spec: RunSpec
+    ledger: Ledger,
+    returned: Sequence[Range],
+    asks: work.Works | Collection[PeerId],
+    spec: RunSpec,
+    kept: Collection[PeerId] = (),
 ) -> tuple[tuple[Seat, ...], tuple[Range, ...]]:
-    """Seats of the next round for these peers, H batches each, and the returned pool that is left.
+    """Seats of the next round for what is asked of whom (peers alone: H steps of one batch), and the pool that is left.
 
-    Who has been in the run longest comes first, which settles who stays where there are more than `max_members`.
+    Who has been in the run longest comes first, which settles who stays where there are more than `max_members`. The
+    leases of `kept` go on, and grow to what is asked. Raises ValueError where more is asked than may be.
     """
-    order = sorted(peers, key=lambda peer: (ledger.since.get(peer, ledger.round + 1), peer))
+    works = works_of(asks, ledger, kept, spec)
     pool = leases.normalise((*ledger.pool, *returned))
     cursor = ledger.cursor
     seats: list[Seat] = []
-    for peer in order[: spec.membership.max_members]:
-        lease, pool, cursor = leases.take(pool, cursor, spec.work.h)
-        seats.append(Seat(peer, lease, 1))
+    for peer in seated_of(ledger, works, spec):
+        before = ledger.seat_of(peer) if peer in kept else None
+        work.check(works[peer], before, spec)
+        held = before.ranges if before is not None else ()
+        n_batches = works[peer].steps * works[peer].batch_scale
+        lease, pool, cursor = leases.take(pool, cursor, n_batches - leases.count(held))
+        seats.append(Seat(peer, leases.joined((*held, *lease)), works[peer].batch_scale))
     return tuple(sorted(seats, key=lambda seat: seat.peer)), pool
+
+
+def seated_of(ledger: Ledger, peers: Collection[PeerId], spec: RunSpec) -> list[PeerId]:
+    """Who of these peers gets a seat, longest in the run first: at most `max_members`."""
+    order = sorted(peers, key=lambda peer: (ledger.since.get(peer, ledger.round + 1), peer))
+    return order[: spec.membership.max_members]
+
+
+def works_of(
+    asks: work.Works | Collection[PeerId], ledger: Ledger, kept: Collection[PeerId], spec: RunSpec
+) -> work.Works:
+    """What is asked of whom; of peers alone H steps of one batch, or what a lease that goes on holds."""
+    if isinstance(asks, Mapping):
+        return asks
+    held = {seat.peer: work.of(seat) for seat in ledger.seats if seat.peer in kept}
+    return {peer: held.get(peer, Work(spec.work.h)) for peer in asks}
+
+
+def kept_over(ledger: Ledger, peers: Collection[PeerId], spec: RunSpec) -> set[PeerId]:
+    """Whose leases go on over an empty round: of who had a seat and has one again."""
+    before = {seat.peer for seat in ledger.seats}
+    return {peer for peer in seated_of(ledger, peers, spec) if peer in before}
 
 
 def voters_for(
@@ -323,10 +385,14 @@ def voters_for(
     return (*members[: VOTERS_MAX - 1], coordinator)
 
 
-def returned(ledger: Ledger, used: Mapping[PeerId, Sequence[Range]]) -> tuple[Range, ...]:
-    """What goes back to the pool: of each old seat all but the batches that counted."""
+def returned(
+    ledger: Ledger, used: Mapping[PeerId, Sequence[Range]], kept: Collection[PeerId] = ()
+) -> tuple[Range, ...]:
+    """What goes back to the pool: of each old seat all but the batches that counted; of who keeps it nothing."""
     left: list[Range] = []
     for seat in ledger.seats:
+        if seat.peer in kept:
+            continue
         left += leases.rest(seat.ranges, leases.count(used.get(seat.peer, ())))
     return leases.normalise(left)
 
@@ -334,6 +400,8 @@ def returned(ledger: Ledger, used: Mapping[PeerId, Sequence[Range]]) -> tuple[Ra
 def has_ended(ledger: Ledger, spec: RunSpec) -> str:
     """Why the run is over, or an empty string."""
     work = spec.work
+    if ledger.ends_after and ledger.round >= ledger.ends_after:
+        return "the operator has ended the run" + (f": {ledger.end_reason}" if ledger.end_reason else "")
     if work.end_rounds and ledger.n_committed >= work.end_rounds:
         return f"the run has reached its end of {work.end_rounds} rounds"
     if work.end_tokens and ledger.tokens >= work.end_tokens:

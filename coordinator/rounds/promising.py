@@ -13,6 +13,7 @@ from coordinator.rounds.events import (
     Opened,
     Persist,
     Say,
+    Seek,
     Tell,
 )
 from coordinator.rounds.members import named
@@ -25,6 +26,9 @@ from protos.messages import (
     Signed,
 )
 
+SEEK_S = 20.0
+"""Before an epoch is opened, those who are known are asked for newer commits, at most for so long."""
+
 
 class Promising(Dealing):
     """The moves of a leader before a plan."""
@@ -32,13 +36,21 @@ class Promising(Dealing):
     def _without_quorum(self, absent: Collection[PeerId], now: Instant) -> list[Effect] | None:
         """Wait for voters; when they stay away for good, the coordinator opens an epoch, never without a holder."""
         if self._quorum_lost_at is None:
-            self._quorum_lost_at = now
+            self._quorum_lost_at, self._seeking_since, self._sought = now, None, False
         if now < self._epoch_opens_at(self._quorum_lost_at) or self.me != self._coordinator:
             return self._wait(f"voters for a quorum: {named(absent)}")
+        if not self._sought:
+            if self._seeking_since is not None and now < self._seeking_since + SEEK_S:
+                return self._wait(f"word whether {named(absent)} or others have newer commits")
+            if self._seeking_since is None:
+                self._seeking_since = now
+                return [Seek(tuple(member.peer for member in self.members))]
+            # Nobody has answered in all that time: nothing newer is to be found.
         if not self._roll(now).seatable():
             return self._wait(f"voters for a quorum: {named(absent)}, or a member that holds the state")
         self.ledger = self.ledger.in_epoch(self.ledger.epoch + 1, self._coordinator)
-        self._next_number, self._left, self._bodies = self._first_number, {}, {}
+        self._epoch_opened, self._epoch_known_at = True, now
+        self._next_number, self._left, self._bodies = self._unused_number(), {}, {}
         told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {named(absent)}"
         return [Say(f"{told}: epoch {self.ledger.epoch} is opened")]
 
@@ -57,6 +69,7 @@ class Promising(Dealing):
         """Use the next number; `empty` is why the round is to be empty, if it is."""
         number = self._next_number
         self._next_number += 1
+        self._used[self.ledger.epoch, self.ledger.round + 1] = number
         deadline = Instant(now + self.spec.deadlines.vote_s * LEADER_SLACK)
         attempt = self._attempt = Attempt(number, deadline, empty)
         opened: list[Effect] = [Persist(Opened(self.ledger.epoch, self.ledger.round + 1, number))]
@@ -64,8 +77,10 @@ class Promising(Dealing):
             return opened + self._form(now)
         self._enter(Phase.PREPARE)
         prepare = Prepare(self.ledger.epoch, self.ledger.round + 1, number, self.me)
-        own = self._voter.prepared(prepare, self.ledger)
-        if isinstance(own, Promise):
+        own = self._voter.prepared(prepare, self.ledger) if self._voter is not None else None
+        if own is None:
+            pass
+        elif isinstance(own, Promise):
             opened.append(Persist(own))
             attempt.promises[self.me] = own
         else:
@@ -75,18 +90,36 @@ class Promising(Dealing):
     def _prepare(self, now: Instant) -> list[Effect] | None:
         attempt = self._running()
         left = self._left_for(attempt)
-        if policy.is_quorum(attempt.promises, self.ledger.voters, self._coordinator, left):
-            known: list[Promise | Leave] = [*attempt.promises.values(), *(leave for leave, _ in self._left.values())]
+        # Any quorum will do. One of voters that are bound to no proposal whose results nobody can have goes before one
+        # with such voters: the round would propose it again for ever.
+        free = {
+            peer: promise
+            for peer, promise in attempt.promises.items()
+            if promise.proposal is None or promise.proposal.body not in self._unhad
+        }
+        promises = free if policy.is_quorum(free, self.ledger.voters, self._coordinator, left) else attempt.promises
+        if promises is not free and now < attempt.deadline_at and self._can_free_come(attempt, free, now):
+            return self._wait(f"promises beside {named(attempt.promises.keys() - free.keys())}")
+        if policy.is_quorum(promises, self.ledger.voters, self._coordinator, left):
+            known: list[Promise | Leave] = [*promises.values(), *(leave for leave, _ in self._left.values())]
             voted = [(item.voted_attempt, item.proposal) for item in known if item.proposal is not None]
             if not voted:
                 return self._form(now)
             proposal = max(voted, key=lambda each: (each[0], each[1].body))[1]
-            return self._propose(proposal, self._bodies[proposal.body], now)
-        silent = [peer for peer in self.ledger.voters if peer not in attempt.promises and peer != self.me]
+            orders = self._body_orders.get(proposal.body, ())
+            return self._propose(proposal, self._bodies[proposal.body], orders, now)
+        silent = [peer for peer in self.ledger.voters if peer not in attempt.promises and not self._is_mine(peer)]
         coming = [peer for peer in silent if self.members.expected(peer, now)]
         if now >= attempt.deadline_at or not self._can_reach_quorum(attempt, [*attempt.promises, *coming]):
             return self._fail("no quorum of promises" + because(attempt.refused), now)
         return self._wait(f"promises of {named(silent)}")
+
+    def _can_free_come(self, attempt: Attempt, free: Collection[PeerId], now: Instant) -> bool:
+        """Whether some are bound to what can't be had, and the others that may still promise make a quorum."""
+        if len(free) == len(attempt.promises):
+            return False
+        silent = [peer for peer in self.ledger.voters if peer not in attempt.promises and not self._is_mine(peer)]
+        return self._can_reach_quorum(attempt, [*free, *(p for p in silent if self.members.expected(p, now))])
 
     def _can_reach_quorum(self, attempt: Attempt, able: Collection[PeerId]) -> bool:
         """Whether those of the able who have neither refused nor left would make one."""

@@ -6,13 +6,16 @@ What a leader may choose (whom it seats, who has left, why a round is empty) is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from aggregation.digest import results_root
 from aggregation.exchange import set_hash
 from coordinator.rounds import leases, policy
-from coordinator.rounds.ledger import Ledger, fold
+from coordinator.rounds.ledger import Ledger, fold, went_back
+from coordinator.rounds.orders import NONE, Orders, spec_after
+from coordinator.rounds.redealing import Lines, chunks_of, n_sharing, redeal_faults, reducers_now
+from coordinator.rounds.work import Works
 from protos.messages import (
     ZERO_HASH,
     Bandwidth,
@@ -24,6 +27,7 @@ from protos.messages import (
     PeerId,
     Plan,
     Range,
+    Redeal,
     ReducerEntry,
     Results,
 )
@@ -39,19 +43,30 @@ class Evidence:
     deal: Deal
     commitments: Mapping[PeerId, Commitment]  # all that the deal lists, the excluded ones too
     results: Mapping[PeerId, Results]
+    redeal: Redeal | None = None  # the last one of the attempt
 
-    def included(self) -> dict[PeerId, Commitment]:
+    def dealt(self) -> dict[PeerId, Commitment]:
+        """The commitments that the deal includes: the lines follow from them, whoever is lost afterwards."""
         out = {entry.peer for entry in self.deal.excluded}
         return {peer: self.commitments[peer] for peer in sorted(self.commitments) if peer not in out}
 
+    def included(self) -> dict[PeerId, Commitment]:
+        """Those of them that the exchange has not lost: they are combined."""
+        out = {entry.peer for entry in self.redeal.excluded} if self.redeal else ()
+        return {peer: commitment for peer, commitment in self.dealt().items() if peer not in out}
+
     def applied(self, spec: RunSpec) -> policy.Applied | None:
-        """The rule for what is included."""
+        """The rule for what is included. Who is lost in the exchange counts like one that never came."""
         return policy.applied_rule(spec, self.included(), self.deal.excluded)
+
+    @property
+    def set_number(self) -> int:
+        return self.redeal.set_number if self.redeal and self.redeal.set_number else self.deal.number
 
     def set_hash(self) -> bytes:
         """The name of the included set, which results carry."""
         roots = {str(peer): commitment.root for peer, commitment in self.included().items()}
-        return set_hash(self.plan_hash, self.deal.number, roots)
+        return set_hash(self.plan_hash, self.set_number, roots)
 
 
 def build_body(
@@ -63,17 +78,32 @@ def build_body(
     leader: PeerId,
     evidence: Evidence | None,
     reason: str,
-    seated: Collection[PeerId],
+    seated: Works | Collection[PeerId],
     left: Collection[PeerId],
+    orders: Orders = NONE,
 ) -> Body:
-    """The body of the round after `ledger`. Without evidence the round is empty, for this reason."""
+    """The body of the round after `ledger`. Without evidence the round is empty, for this reason.
+
+    `seated`: what is asked of whom in the next round; peers alone: H steps of one batch.
+    `orders`: what it carries, and the revisions of the RunSpec that are known: the next round may be under another.
+
+    Raises LedgerError or ValueError where leases, orders or revisions don't fit.
+    """
+    before, coming = ledger, spec_after(ledger, orders, spec)
+    if (rollback := orders.rollback) is not None:
+        ledger = went_back(ledger, rollback, orders.target)
+    banned = orders.banned(ledger)
+    seated = _without(seated, banned)
+    left = {*left, *banned}
     included = evidence.included() if evidence else {}
     weights = policy.weights(included, spec)
     applied = evidence.applied(spec) if evidence else None
     committed = evidence is not None and applied is not None and not reason
     used = {peer: commitment.used for peer, commitment in included.items()} if committed else {}
-    returned = policy.returned(ledger, used)
-    seats, _ = policy.seats_for(ledger, returned, sorted(seated), spec)
+    goes_on = not committed and coming.revision == spec.revision
+    kept = policy.kept_over(ledger, seated, coming) if goes_on else set()
+    returned = policy.returned(ledger, used, kept)
+    seats, _ = policy.seats_for(ledger, returned, seated, coming, kept)
     hashes = result_hashes(evidence, spec) if evidence and committed else ()
     members = _members(evidence, weights if committed else {})
     norm = _aggregate_norm(evidence) if committed else 0.0
@@ -106,13 +136,20 @@ def build_body(
         outer_lr=spec.outer.lr,
         outer_momentum=spec.outer.momentum,
         returned=returned,
-        standing=(),
-        orders=(),
+        standing=orders.standing(),
+        orders=orders.envelopes,
         seats=seats,
         voters=policy.voters_for(ledger, evidence.commitments if evidence else (), seats, left, coordinator),
         ledger_hash=ZERO_HASH,
     )
-    return replace(body, ledger_hash=fold(ledger, body).hash())
+    after = fold(before, body, orders.given, orders.target)
+    return replace(body, ledger_hash=after.hash())
+
+
+def _without(seated: Works | Collection[PeerId], banned: Collection[PeerId]) -> Works | Collection[PeerId]:
+    if isinstance(seated, Mapping):
+        return {peer: asks for peer, asks in seated.items() if peer not in banned}
+    return [peer for peer in seated if peer not in banned]
 
 
 def result_hashes(evidence: Evidence, spec: RunSpec) -> tuple[bytes, ...]:
@@ -133,15 +170,26 @@ def result_norms(evidence: Evidence, spec: RunSpec) -> tuple[float, ...]:
     return tuple(norms)
 
 
-def lines_of(evidence: Evidence, spec: RunSpec) -> tuple[tuple[PeerId, ...], ...]:
+def lines_of(evidence: Evidence, spec: RunSpec) -> Lines:
     """Per chunk the reducers in line."""
     n_chunks = policy.grid(spec).n_chunks
-    return policy.lines(evidence.plan_hash, evidence.included(), evidence.deal.bandwidths, n_chunks)
+    reserves = {member.peer for member in evidence.plan.members if member.reserve}
+    return policy.lines(evidence.plan_hash, evidence.dealt(), evidence.deal.bandwidths, n_chunks, reserves)
 
 
 def evidence_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
     """What is wrong with the evidence of a round after `ledger`; signatures have been verified before."""
-    return deal_faults(evidence, ledger, spec) or _result_faults(evidence, ledger, spec)
+    if faults := deal_faults(evidence, ledger, spec):
+        return faults
+    lines = lines_of(evidence, spec)
+    return evidence_redeal_faults(evidence, lines) or _result_faults(evidence, ledger, spec, lines)
+
+
+def evidence_redeal_faults(evidence: Evidence, lines: Lines) -> list[str]:
+    """What is wrong with the redeal of an attempt, whose deal holds and gives these lines."""
+    if evidence.redeal is None:
+        return []
+    return redeal_faults(evidence.redeal, evidence.plan_hash, evidence.plan, evidence.dealt(), lines)
 
 
 def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
@@ -162,10 +210,13 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
         faults.append("the plan's members are not in order")
     senders = {member.peer for member in plan.members if member.sender}
     reducers = {member.peer for member in plan.members if member.reducer}
+    if any(member.reserve and not member.reducer for member in plan.members):
+        faults.append("the plan holds somebody in reserve who is no reducer")
+    n_reducers = n_sharing(plan.members)
     applied = policy.planned_rule(spec, len(senders))
     if applied != policy.Applied(plan.rule, plan.f, plan.fallback, plan.degraded):
         faults.append("the plan's rule is not what so many senders make it")
-    elif plan.replicas != policy.replicas(spec, plan.f, len(senders), len(reducers)):
+    elif plan.replicas != policy.replicas(spec, plan.f, len(senders), n_reducers):
         faults.append("the plan's replicas are not what so many senders and reducers make them")
     if not set(evidence.commitments) <= senders:
         faults.append("a commitment of someone not planned")
@@ -184,16 +235,15 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
     return faults
 
 
-def _result_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
+def _result_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec, lines: Lines) -> list[str]:
     included, applied = evidence.included(), evidence.applied(spec)
     if applied is None:
         return ["nothing can be combined"]
     expected_set = evidence.set_hash()
-    lines = lines_of(evidence, spec)
     limits = [
         policy.result_norm_limit(spec, included, chunk, applied, ledger.centre_norm) for chunk in range(len(lines))
     ]
-    dealt = chunks_of(lines, evidence.plan.replicas)
+    dealt = chunks_of(reducers_now(evidence.plan, lines, evidence.redeal))
     faults: list[str] = []
     for peer, results in sorted(evidence.results.items()):
         if results.plan != evidence.plan_hash or results.set_hash != expected_set:
@@ -213,15 +263,6 @@ def _result_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[st
         if len(camps) > 1:
             faults.append(f"replicas differ on chunk {chunk}: {' against '.join('+'.join(camp) for camp in camps)}")
     return faults
-
-
-def chunks_of(lines: Sequence[Sequence[PeerId]], replicas: int) -> dict[PeerId, list[int]]:
-    """The chunks that each reducer has been dealt, in order."""
-    dealt: dict[PeerId, list[int]] = {}
-    for chunk, line in enumerate(lines):
-        for peer in line[:replicas]:
-            dealt.setdefault(peer, []).append(chunk)
-    return dealt
 
 
 def reported(evidence: Evidence) -> dict[int, list[list[PeerId]]]:
@@ -251,7 +292,8 @@ def bandwidths(ledger: Ledger, reducers: Collection[PeerId]) -> tuple[Bandwidth,
 def _members(evidence: Evidence | None, weights: Mapping[PeerId, float]) -> tuple[MemberEntry, ...]:
     if evidence is None:
         return ()
-    reasons = {entry.peer: entry.reason for entry in evidence.deal.excluded}
+    lost = evidence.redeal.excluded if evidence.redeal else ()
+    reasons = {entry.peer: entry.reason for entry in (*evidence.deal.excluded, *lost)}
     entries: list[MemberEntry] = []
     for planned in evidence.plan.members:
         if not planned.sender:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from coordinator.rounds import policy
+from coordinator.rounds import deadline, policy, work
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.members import Member, Members, named
 from protos.messages import MemberState, PeerId, Seat
+from protos.runspec import RunSpec
 
 TRAINED = (MemberState.READY, MemberState.EXCHANGING, MemberState.VOTING)
 """States in which a member's Δ of the round is made, or stands in an attempt that it does not know to have failed."""
@@ -25,7 +27,8 @@ class Roll:
         seats: the round's seats, by peer.
         left: who signed a LEAVE in this round.
         out: senders that are blamed for an earlier attempt's failure.
-        h: inner steps of a whole contribution.
+        enough: steps that make a contribution.
+        began_at: when the round did.
     """
 
     members: Members
@@ -33,7 +36,8 @@ class Roll:
     seats: Mapping[PeerId, Seat]
     left: Collection[PeerId]
     out: Collection[PeerId]
-    h: int
+    enough: int
+    began_at: Instant
     now: Instant
 
     def contributors(self) -> list[Member]:
@@ -48,8 +52,50 @@ class Roll:
         ]
 
     def n_enough(self, contributors: Collection[Member]) -> int:
-        """How many of them count towards the minimum: who lost its progress does once it has caught up."""
-        return sum(1 for member in contributors if not member.behind or self._is_done(member))
+        """How many of them count towards the minimum: not who has made too few steps yet, nor who lost its progress
+        and has not caught up."""
+        return sum(
+            1 for member in contributors if self._is_done(member) or (not member.behind and member.step >= self.enough)
+        )
+
+    def ends_after_s(self, spec: RunSpec) -> float:
+        """When training ends without waiting for the slowest, in seconds since the round began: infinite while half of
+        those who are here and train have not shown when they will have made their steps.
+
+        A leader that has just started also gives those whom it has not heard yet the time to find it.
+        """
+        if self.members.are_new(self.now) and any(self._is_unheard(peer) and self.trains(peer) for peer in self.seats):
+            return math.inf
+        finishes_s = [
+            self._finish_at(member, spec) - self.began_at
+            for peer in self.seats
+            if (member := self.members.get(peer)) is not None and self._takes_part(member)
+        ]
+        return deadline.ends_after_s(finishes_s, spec.deadlines.deadline_k)
+
+    def _is_unheard(self, peer: PeerId) -> bool:
+        member = self.members.get(peer)
+        return member is None or member.round == 0
+
+    def _takes_part(self, member: Member) -> bool:
+        """Whether its finish time says something about the others': it is here, and works or has done so."""
+        if not self._may_contribute(member) or not self.members.fresh(member.peer, self.now):
+            return False
+        return self._is_done(member) or not (member.behind or member.state in IDLE)
+
+    def _finish_at(self, member: Member, spec: RunSpec) -> float:
+        """As it announced; before it has made a step what its speed lets expect, until that has passed."""
+        if member.finish_at is not None:
+            return member.finish_at
+        if self._is_done(member):
+            return self.began_at
+        if member.step == 0 and member.speed > 0:
+            seat = self.seats[member.peer]
+            n_tokens = work.asked(seat) * seat.batch_scale * spec.work.batch_tokens
+            expected_at = self.began_at + n_tokens / member.speed
+            if expected_at > self.now:
+                return expected_at
+        return math.inf
 
     def hopefuls(self) -> list[Member]:
         """Who is here and can still come to contribute in this round."""
@@ -101,11 +147,14 @@ class Roll:
         """For people: for whom the round waits, and how far they are."""
         peers = self.training()
         steps = [member.step for peer in peers if (member := self.members.get(peer)) is not None]
-        slowest = f", the slowest at step {min(steps)} of {self.h}" if steps else ""
+        most = max((work.asked(self.seats[peer]) for peer in peers), default=0)
+        slowest = f", the slowest at step {min(steps)} of {most}" if steps else ""
         return f"training: {named(peers)}{slowest}"
 
     def _is_done(self, member: Member) -> bool:
-        return member.round == self.ledger.round + 1 and (member.state in TRAINED or member.step >= self.h)
+        return member.round == self.ledger.round + 1 and (
+            member.state in TRAINED or member.step >= max(work.asked(self.seats.get(member.peer)), 1)
+        )
 
     def _may_contribute(self, member: Member) -> bool:
         peer = member.peer

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Mapping
 
-from coordinator.rounds import policy
+from coordinator.rounds import policy, work
 from coordinator.rounds.attempt import Attempt, Phase
 from coordinator.rounds.events import Effect, Instant, Sealer, Tell
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.members import Members
 from coordinator.rounds.roll import Roll
+from coordinator.rounds.seating import Seating
 from coordinator.rounds.voter import Voter
 from protos.messages import AttemptFailed, Body, Commit, Leave, PeerId, Proposal, Records, Seat
+from protos.orders import OpenedOrder
 from protos.runspec import RunSpec
 
 RELAY_EVERY_S = 1.0
@@ -36,10 +39,15 @@ class RoundState:
         now: the present.
         coordinator: the coordinator's peer id.
         opened: the highest attempt number that this leader has used in the round after the head, from its journal.
-        voter: this leader's own voter, with its record from the journal.
+        numbers: the highest number that it has used in each (epoch, round), for rounds that it may come to again.
+        voter: this leader's own voter, with its record from the journal; None for a stand-in, whose vote its
+            own session gives over a line, like any other's.
         voter_body: the opened body of that record's proposal, if it has one.
+        voter_orders: the opened orders of that body.
+        specs: further revisions of the RunSpec that are known; `spec` is the one in force.
         epoch: an epoch that this leader has opened after the head, from its journal; the head's own if it opened none.
         relay: whether members' address records are passed on to the others.
+        signed_head: the newest head that the coordinator has signed, as it is passed on; the coordinator signs its own.
     """
 
     def __init__(
@@ -53,10 +61,14 @@ class RoundState:
         now: Instant,
         coordinator: PeerId,
         opened: int = -1,
-        voter: Voter,
+        numbers: Mapping[tuple[int, int], int] | None = None,
+        voter: Voter | None,
         voter_body: Body | None = None,
+        voter_orders: tuple[OpenedOrder, ...] = (),
+        specs: Mapping[int, RunSpec] | None = None,
         epoch: int = 0,
         relay: bool = True,
+        signed_head: bytes = b"",
     ) -> None:
         self.me, self.spec, self.ledger, self.commit = me, spec, ledger, commit
         self._sealer, self._coordinator, self._relay = sealer, coordinator, relay
@@ -64,30 +76,55 @@ class RoundState:
         self.members = Members(spec.deadlines, now)
         self.phase = Phase.TRAIN
         self._ledger_bytes = ledger.to_bytes()
-        if epoch > ledger.epoch:
+        self._epoch_opened = epoch > ledger.epoch  # an epoch after the head's, by this leader
+        if self._epoch_opened:
             self.ledger = ledger.in_epoch(epoch, coordinator)
         self._quorum_lost_at: Instant | None = None
         self._seats: dict[PeerId, Seat] = {seat.peer: seat for seat in ledger.seats}
         self._attempt: Attempt | None = None
         self._first_number = 0 if me == coordinator else 1  # number 0 is the coordinator's, who needs no promises
         self._next_number = max(opened + 1, self._first_number)
+        self._used = dict(numbers or {})  # numbers by epoch and round: none may be used again, whatever came between
         self._round_began_at = now
         self._retry_at = now
         self._n_retries = 0
         self._failed: list[AttemptFailed] = []
         self._left: dict[PeerId, tuple[Leave, bytes]] = {}
         self._bodies: dict[bytes, Body] = {}  # opened bodies of this round's proposals, by their bytes
-        if voter.record is not None:
-            self._know(voter.record.proposal, voter_body)
+        self._body_orders: dict[bytes, tuple[OpenedOrder, ...]] = {}  # and their orders
+        self._unhad: set[bytes] = set()  # those whose results could not be had, so that too many refused their votes
+        self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
+        self._pending: list[OpenedOrder] = []  # orders that no commit carries yet, by their numbers
+        self._targets: dict[bytes, Ledger] = {}  # books to go back to, by their heads
+        self._was_paused = ledger.paused
+        if voter is not None and voter.record is not None:
+            self._know(voter.record.proposal, voter_body, voter_orders)
+        self._signed_head = signed_head
+        self._epoch_known_at = now  # since when this process knows the head's epoch
+        self._stepping_down = ""  # why this stand-in ends after the attempt
+        self._ahead: dict[PeerId, Instant] = {}  # who has named commits that are not here, and when it was asked last
+        self._ahead_since: Instant | None = None
+        self._awaited_heads: dict[PeerId, bytes] = {}  # what each of them named: it is waited for once
+        self._seeking_since: Instant | None = None
+        self._sought = False  # whether everybody known was asked for newer commits since the quorum was lost
         self._digests: dict[bytes, bytes] = {}
         self._out_senders: set[PeerId] = set()
         self._out_reducers: set[PeerId] = set()
+        self._observer_alone = False  # whether no member could be reached to reduce, in the last plan
         self._unable: set[PeerId] = set()  # reducers that can't combine what they have been sent
         self._news: dict[PeerId, bytes] = {}  # address records that the others have not been told of
         self._relay_at = now
         self._wakes_at: Instant | None = None  # the last answer of next_wake
-        self._paused = False
         self._awaited: PeerId | None = None
+        self._cut_at = Instant(math.inf)  # when training ends without waiting for the slowest, as reckoned last
+        self._reckoned_at: Instant | None = None
+        self._announced = False  # whether anybody has announced anything since
+        self._cut = False  # training has ended so in this round
+        self._uncommitted: set[PeerId] = set()  # planned senders that were here and gave no commitment in time
+        self._seating = Seating()
+        self._seats_told_in: tuple[int, int] | None = None
+        self._n_empty = 0  # rounds in a row that were empty
+        self._why_not: dict[PeerId, str] = {}  # why who holds the state has no seat in this round
         self._waiting: Callable[[Instant], str] = lambda _: ""
         self._ended = ""
 
@@ -103,22 +140,68 @@ class RoundState:
         """The head is another one: what concerned the round before is over."""
         self._ledger_bytes = self.ledger.to_bytes()
         self._seats = {seat.peer: seat for seat in self.ledger.seats}
-        self._attempt, self._next_number, self._n_retries = None, self._first_number, 0
+        self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
         self._round_began_at = self._retry_at = now
-        self._failed, self._left, self._digests, self._bodies = [], {}, {}, {}
+        self._failed, self._left, self._digests, self._bodies, self._body_orders = [], {}, {}, {}, {}
+        self._unhad = set()
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
-        self._voter.moved()
+        self._cut_at, self._reckoned_at, self._announced, self._cut = Instant(math.inf), None, False, False
+        self._uncommitted = set()
+        self._sought, self._seeking_since, self._epoch_opened = False, None, False
+        self._ahead, self._ahead_since = {}, None
+        if self._voter is not None:
+            self._voter.moved()
         self.members.next_round(now)
+        self._obey()
         self._enter(Phase.TRAIN)
+
+    def _obey(self) -> None:
+        """What the new head's books say of orders holds from now on."""
 
     # -- the members -------------------------------------------------------------------------------------------
 
     def _roll(self, now: Instant) -> Roll:
-        return Roll(self.members, self.ledger, self._seats, self._left, self._out_senders, self.spec.work.h, now)
+        enough, began_at = work.steps_min(self.spec), self._round_began_at
+        return Roll(self.members, self.ledger, self._seats, self._left, self._out_senders, enough, began_at, now)
+
+    def _absent_voters(self, now: Instant) -> list[PeerId]:
+        """The voters that are missing for a quorum; none when enough are here."""
+        me = PeerId("") if self._voter is None else self.me
+        return self._roll(now).absent_voters(me, self._coordinator)
 
     def _train_ends_at(self) -> Instant:
         return Instant(self._round_began_at + self.spec.deadlines.train_limit_s)
+
+    def _choose_seats(self, now: Instant, counted: Collection[PeerId]) -> work.Works:
+        """Whom this leader would seat in the next round, and for what.
+
+        `counted` are those whom this one counts; it is empty if there are none.
+        """
+        holders = [member for member in self._roll(now).holders() if member.peer not in self._left]
+        failures = self._failures(now, counted)
+        choice = self._seating.choose(holders, self.ledger, failures, self.spec, now, empty=not counted)
+        self._why_not = choice.why_not
+        return choice.works
+
+    def _failures(self, now: Instant, counted: Collection[PeerId]) -> dict[PeerId, str]:
+        """Who of the seated has failed in this round and how; who merely was slow has not."""
+        found: dict[PeerId, str] = {}
+        for peer in self._seats:
+            member = self.members.get(peer)
+            if peer in self._left:
+                continue
+            if peer in self._out_senders and peer not in counted:
+                found[peer] = "its contribution could not be had"
+            elif peer in self._out_reducers - self._unable:
+                found[peer] = "its results could not be had, or are not what its rows give"
+            elif peer in self._uncommitted and peer not in counted:
+                found[peer] = "it gave no commitment in time"
+            elif counted and peer not in counted and member is not None and member.n_gone:
+                found[peer] = "its line was lost in the middle of the round"
+            elif counted and peer not in counted and member is not None and not self.members.fresh(peer, now):
+                found[peer] = "it was not heard of any more"
+        return found
 
     def _members_here(self) -> tuple[PeerId, ...]:
         return tuple(member.peer for member in self.members if member.connected)
@@ -142,6 +225,10 @@ class RoundState:
         """Whose LEAVE takes weight out of an attempt's quorum: not if its sender promised not to heed the attempt."""
         return {peer for peer, (leave, _) in self._left.items() if policy.heeds(leave, attempt.number, self.me)}
 
+    def _unused_number(self) -> int:
+        """The first number of the round after the head that this leader has never used."""
+        return max(self._first_number, self._used.get((self.ledger.epoch, self.ledger.round + 1), -1) + 1)
+
     def _pass_number(self, number: int) -> None:
         """A voter is bound to this number: the next attempt must pass it. One far from the last is not believed."""
         if number < self._next_number + 10**6:
@@ -157,12 +244,16 @@ class RoundState:
         self._relay_at = Instant(now + RELAY_EVERY_S)
         return [Tell(self._members_here(), Records(records))]
 
-    def _know(self, proposal: Proposal | None, body: Body | None) -> None:
+    def _know(self, proposal: Proposal | None, body: Body | None, orders: tuple[OpenedOrder, ...] = ()) -> None:
         if proposal is None:
             return
         if body is None:
             raise InvariantBroken("a proposal came without its opened body")
-        self._bodies[proposal.body] = body
+        self._bodies[proposal.body], self._body_orders[proposal.body] = body, orders
+
+    def _is_mine(self, voter: PeerId) -> bool:
+        """Whether this leader gives a voter's vote itself; a stand-in's comes over a line, like any other's."""
+        return voter == self.me and self._voter is not None
 
     def _running(self) -> Attempt:
         if self._attempt is None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from coordinator.rounds import policy
+from coordinator.rounds import policy, work
 from coordinator.rounds.ledger import Ledger, LedgerError
+from coordinator.rounds.orders import NONE, Orders, order_faults
 from coordinator.rounds.proposing import (
     Evidence,
     build_body,
@@ -52,6 +53,16 @@ class Voter:
     @property
     def record(self) -> Promise | Leave | None:
         return self._record
+
+    @property
+    def abstains(self) -> bool:
+        """Whether it has lost its record of the current round."""
+        return self._lost
+
+    def promised(self, ledger: Ledger) -> int:
+        """The highest number that it has promised in the round after the ledger, -1: none."""
+        record = self._current(ledger)
+        return record.attempt if record is not None else -1
 
     def has_left(self, ledger: Ledger) -> bool:
         """Whether this voter signed a LEAVE of the round after the ledger."""
@@ -160,13 +171,26 @@ def body_faults(
     ledger: Ledger,
     spec: RunSpec,
     coordinator: PeerId,
+    orders: Orders = NONE,
 ) -> list[str]:
     """What is wrong with a proposed body after `ledger`: nothing, if it is what its evidence makes it.
 
     The body is built again from the evidence and the leader's choices, and compared field by field.
+
+    Args:
+        spec: the revision of the RunSpec that is in force.
+        orders: those that the body carries, opened, with what they need.
     """
     if (body.run, body.epoch, body.round, body.previous) != (ledger.run, ledger.epoch, ledger.round + 1, ledger.head):
         return ["the body doesn't extend my head"]
+    if orders.envelopes != body.orders:
+        return ["the body carries other orders than have been opened"]
+    if faults := order_faults(orders.given, ledger, orders.specs):
+        return faults
+    if evidence is not None and ledger.paused:
+        return ["the operator has paused the run"]
+    if evidence is not None and orders.rollback is not None:
+        return ["a rollback is a round of its own"]
     if evidence is not None and (faults := evidence_faults(evidence, ledger, spec)):
         return faults
     if evidence is not None and (body.attempt, body.leader) != (evidence.plan.attempt, evidence.plan.leader):
@@ -191,8 +215,9 @@ def body_faults(
             leader=body.leader,
             evidence=evidence,
             reason=reason,
-            seated=seated,
+            seated={seat.peer: work.of(seat) for seat in body.seats},
             left=left,
+            orders=orders,
         )
     except (LedgerError, ValueError) as error:
         return [f"the body's leases don't fit: {error}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.rounds import policy, proposing
+from coordinator.rounds import policy, proposing, work
 from coordinator.rounds.attempt import Attempt, Phase
 from coordinator.rounds.events import (
     Committed,
@@ -17,12 +17,14 @@ from coordinator.rounds.events import (
 )
 from coordinator.rounds.ledger import fold
 from coordinator.rounds.members import listed, named
-from coordinator.rounds.state import FAILED_KEPT, InvariantBroken, RoundState
+from coordinator.rounds.ordering import Ordering
+from coordinator.rounds.state import FAILED_KEPT, InvariantBroken
 from protos.hashes import body_hash, commit_hash
 from protos.messages import (
     AttemptFailed,
     Body,
     Commit,
+    Head,
     Outcome,
     PeerId,
     Proposal,
@@ -30,22 +32,32 @@ from protos.messages import (
     Refusal,
     Signed,
 )
+from protos.orders import OpenedOrder
 
 LEADER_SLACK = 1.25
 """The leader waits this much longer than members do, so that their word on what is missing comes first."""
+UNHAD = "results: "
+"""What the reason begins with by which a voter says that the results of a proposal could not be had."""
 RETRY_FIRST_S = 0.25
 RETRY_MAX_S = 10.0
+UNSIGNED_S = 24 * 3600.0
 REASON_MOST = 1000
 """Characters of a reason, below the wire's limit."""
 
 
-class Voting(RoundState):
+class Voting(Ordering):
     """The moves of a leader around a proposal, and how an attempt ends."""
 
     # VOTE: a proposal is out; a quorum on one pair of body and digest commits it.
 
     def _propose_new(self, evidence: proposing.Evidence | None, reason: str, now: Instant) -> list[Effect]:
         attempt = self._running()
+        orders = self._carried(empty=evidence is None)
+        chosen: work.Works | list[PeerId]
+        if orders.keeps_leases(self.ledger):
+            chosen = self._choose_seats(now, evidence.included() if evidence and not reason else ())
+        else:
+            chosen = self._roll(now).seatable()  # each begins anew
         body = proposing.build_body(
             self.ledger,
             self.spec,
@@ -54,8 +66,9 @@ class Voting(RoundState):
             leader=self.me,
             evidence=evidence,
             reason=reason,
-            seated=self._roll(now).seatable(),
+            seated=chosen,
             left=list(self._left),
+            orders=orders,
         )
         proposal = Proposal(
             body=self._sealer.encode(body),
@@ -63,12 +76,16 @@ class Voting(RoundState):
             deal=attempt.deal_envelope if evidence else b"",
             results=tuple(attempt.results[peer][1] for peer in sorted(attempt.results)) if evidence else (),
             result_hashes=proposing.result_hashes(evidence, self.spec) if evidence else (),
+            redeal=attempt.redeal_envelope if evidence else b"",
         )
-        return [Persist(proposal), *self._propose(proposal, body, now)]
+        return [Persist(proposal), *self._propose(proposal, body, orders.given, now)]
 
-    def _propose(self, proposal: Proposal, body: Body, now: Instant) -> list[Effect]:
+    def _propose(self, proposal: Proposal, body: Body, orders: tuple[OpenedOrder, ...], now: Instant) -> list[Effect]:
         attempt = self._running()
-        self._know(proposal, body)
+        self._know(proposal, body, orders)
+        rollback = self._orders_of(proposal).rollback
+        if rollback is not None and self._orders_of(proposal).target is None:
+            return self._fail(f"the books after round {rollback.order.round}, to go back to, are not here", now)
         attempt.proposal, attempt.body, attempt.body_hash = proposal, body, body_hash(proposal.body)
         attempt.deadline_at = Instant(now + self.spec.deadlines.vote_s * LEADER_SLACK)
         attempt.propose_envelope = self._sealer.seal(self._propose_message(attempt))
@@ -98,6 +115,8 @@ class Voting(RoundState):
         if now >= attempt.deadline_at or (not self._can_commit(attempt, now) and self._could_open(now)):
             # A reducer whose results are not what it signed, or not to be had, is not asked again in this round.
             reasons = attempt.refused.values()
+            if attempt.proposal is not None and any(UNHAD in reason for reason in reasons):
+                self._unhad.add(attempt.proposal.body)
             self._out_reducers |= {peer for peer in attempt.results if any(peer in reason for reason in reasons)}
             return effects + self._fail("no quorum of votes" + because(attempt.refused), now)
         missing = set(self.ledger.voters) - set(attempt.votes) - {self._coordinator}
@@ -111,7 +130,7 @@ class Voting(RoundState):
             for peer in self.ledger.voters
             if peer not in attempt.refused
             and peer not in self._left
-            and (self._can_vote(now) if peer == self.me else self.members.expected(peer, now))
+            and (self._can_vote(now) if self._is_mine(peer) else self.members.expected(peer, now))
         ]
         left = self._left_for(attempt) - set(attempt.votes)
         return policy.is_quorum({*attempt.votes, *able}, self.ledger.voters, self._coordinator, left)
@@ -122,14 +141,14 @@ class Voting(RoundState):
 
     def _could_open(self, now: Instant) -> bool:
         """Whether another attempt could be opened now. If not, giving this one up would gain nothing."""
-        return not self._roll(now).absent_voters(self.me, self._coordinator)
+        return not self._absent_voters(now)
 
     def _own_vote(self, attempt: Attempt) -> list[Effect]:
         """This leader's own vote, once the digest is known: the head's for an empty round, else the observer's word."""
-        if attempt.body is None or self.me in attempt.votes or self.me not in self.ledger.voters:
+        if self._voter is None or attempt.body is None or self.me in attempt.votes or self.me not in self.ledger.voters:
             return []
-        empty = attempt.body.outcome is Outcome.EMPTY
-        digest = self.ledger.digest if empty else self._digests.get(attempt.body_hash)
+        same = attempt.body.outcome is Outcome.EMPTY and attempt.body.anchor_digest == self.ledger.digest
+        digest = self.ledger.digest if same else self._digests.get(attempt.body_hash)
         if digest is None:
             return []
         voted = self._voter.voted(self._propose_message(attempt), attempt.body_hash, digest, self.ledger)
@@ -150,9 +169,18 @@ class Voting(RoundState):
         raw = attempt.proposal.body
         self.commit = Commit(raw, digest, attempt.number, tuple(votes), attempt.proposal.result_hashes)
         hash_ = commit_hash(raw, digest)
-        self.ledger = fold(self.ledger, attempt.body).at(hash_, digest)
-        committed = Committed(self.commit, attempt.body, hash_, tuple(self._failed))
+        orders = self._orders_of(attempt.proposal)
+        self.ledger = fold(self.ledger, attempt.body, orders.given, orders.target).at(hash_, digest)
+        committed = Committed(self.commit, attempt.body, hash_, tuple(self._failed), orders.given, orders.target)
+        self._learn_orders(orders.given)
+        counted = [entry.peer for entry in attempt.body.members if entry.counted]
+        told = self._seating.round_over(attempt.body.round, self._failures(now, counted), counted)
+        empty = attempt.body.outcome is Outcome.EMPTY
         self._begin_round(now)
+        if not orders.given:  # the operator's orders make no round that failed
+            self._n_empty = self._n_empty + 1 if empty else 0
+        if (n_more := self._n_empty - work.LEASE_ROUNDS_MOST) >= 0:  # leases are full: nothing else takes time any more
+            self._retry_at = Instant(now + min(RETRY_FIRST_S * 2.0 ** min(n_more, 10), RETRY_MAX_S))
         here = self._members_here()
         for member in self.members:
             if member.connected:
@@ -161,7 +189,21 @@ class Voting(RoundState):
         probes = [
             Probe(m.peer, m.record.grpc) for m in self.members if m.connected and m.record.grpc and not m.reachable
         ]
-        return [committed, Tell(here, self.commit), *probes]
+        evicted = self._put_out(attempt.body, now)
+        return [committed, Tell(here, self.commit), *self._sign_head(now, here), *evicted, *probes, *map(Say, told)]
+
+    def _sign_head(self, now: Instant, here: tuple[PeerId, ...]) -> list[Effect]:
+        """The coordinator's word that this head is the run's: newcomers start from it, and nobody goes behind it.
+
+        Where it has opened an epoch without a quorum, another branch may be larger: not before a day has passed.
+        """
+        ledger = self.ledger
+        if self.me != self._coordinator or ledger.round == 0:
+            return []
+        if ledger.epoch > 0 and now < self._epoch_known_at + UNSIGNED_S:
+            return []
+        self._signed_head = self._sealer.seal(Head(ledger.epoch, ledger.round, ledger.head, ledger.digest))
+        return [Tell(here, Signed(self._signed_head))] if here else []
 
     def _fail(self, reason: str, now: Instant) -> list[Effect]:
         """Give the attempt up; the next number follows after a pause that doubles."""

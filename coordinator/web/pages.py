@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from coordinator.web.pieces import PieceDamaged
-from coordinator.web.site import AdmitMalformed, AdmitRefused, Site
+from coordinator.web.site import AdmitMalformed, AdmitRefused, OrderRefused, Site
 from protos import limits
 
 SITE = web.AppKey("site", Site)
@@ -41,7 +41,7 @@ def make_app(site: Site) -> web.Application:
             web.get("/v1/run", _run),
             web.post("/v1/admit", _admit),
             web.get("/v1/data/{hash}", _Data().get),
-            web.post("/v1/operate/{word}", _operate),
+            web.post("/v1/orders", _order),
             web.get("/api/status", _status),
             web.get("/api/ledger", _ledger),
             web.get("/api/digests", _digests),
@@ -52,12 +52,13 @@ def make_app(site: Site) -> web.Application:
     return app
 
 
-def _json(content: object, status: int = 200, **headers: str) -> web.Response:
+def answer_json(content: object, status: int = 200, **headers: str) -> web.Response:
+    """An answer that nobody keeps."""
     return web.json_response(content, status=status, headers={"Cache-Control": "no-store", **headers})
 
 
 def _error(status: int, code: str, reason: str, **headers: str) -> web.Response:
-    return _json({"code": code, "reason": reason}, status, **headers)
+    return answer_json({"code": code, "reason": reason}, status, **headers)
 
 
 # -- around every call ---------------------------------------------------------------------------------------------
@@ -108,7 +109,11 @@ class _Rations:
 
 
 async def _run(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[SITE].run_info(), content_type=OCTETS, headers={"Cache-Control": "no-store"})
+    revision = request.query.get("revision", "0")
+    info = request.app[SITE].run_info(int(revision)) if revision.isdecimal() and len(revision) < 16 else None
+    if info is None:
+        return _error(404, "not_found", f"there is no revision {revision[:20]} of the RunSpec here")
+    return web.Response(body=info, content_type=OCTETS, headers={"Cache-Control": "no-store"})
 
 
 async def _admit(request: web.Request) -> web.Response:
@@ -177,7 +182,7 @@ async def _front(request: web.Request) -> web.Response:
 
 async def _health(request: web.Request) -> web.Response:
     status = request.app[SITE].status()
-    return _json({"ok": True, "run_id": status["run_id"], "round": status["round"]})
+    return answer_json({"ok": True, "run_id": status["run_id"], "round": status["round"]})
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -186,7 +191,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _status(request: web.Request) -> web.Response:
-    return _json(request.app[SITE].status())
+    return answer_json(request.app[SITE].status())
 
 
 async def _ledger(request: web.Request) -> web.Response:
@@ -197,18 +202,18 @@ async def _ledger(request: web.Request) -> web.Response:
         return _error(400, "malformed", "after and limit are whole numbers")
     if not -1 <= after <= limits.INTEGER or limit < 1:
         return _error(400, "malformed", "after is a round, limit at least 1")
-    return _json(await request.app[SITE].rows(after, min(limit, ROWS_MOST)))
+    return answer_json(await request.app[SITE].rows(after, min(limit, ROWS_MOST)))
 
 
 async def _digests(request: web.Request) -> web.Response:
     if not _is_operator(request):
         return _not_operator()
-    return _json(await request.app[SITE].digests())
+    return answer_json(await request.app[SITE].digests())
 
 
 async def _member(request: web.Request) -> web.Response:
     peer = request.match_info["peer"]
-    return _json({"peer": peer, "story": request.app[SITE].explain(peer)})
+    return answer_json({"peer": peer, "story": request.app[SITE].explain(peer)})
 
 
 async def _events(request: web.Request) -> web.StreamResponse:
@@ -253,13 +258,15 @@ def _not_operator() -> web.Response:
     return _error(403, "not_operator", "this is for the operator, who holds the run's folder")
 
 
-async def _operate(request: web.Request) -> web.Response:
-    site = request.app[SITE]
+async def _order(request: web.Request) -> web.Response:
     if not _is_operator(request):
         return _not_operator()
-    word = request.match_info["word"]
+    envelope = b""
+    while len(envelope) <= limits.ORDER_BYTES and (part := await request.content.readany()):
+        envelope += part
+    if len(envelope) > limits.ORDER_BYTES:
+        return _error(413, "too_large", f"an order has at most {limits.ORDER_BYTES} bytes")
     try:
-        await site.operate(word)
-    except KeyError:
-        return _error(404, "not_found", f"there is no order {word[:40]!r}")
-    return _json({"done": word})
+        return answer_json(await request.app[SITE].order(envelope))
+    except OrderRefused as refused:
+        return _error(409, "refused", str(refused))

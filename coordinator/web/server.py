@@ -8,9 +8,6 @@ import socket
 
 from aiohttp import web
 
-from coordinator.web.pages import make_app
-from coordinator.web.site import Site
-
 STOP_S = 1.0
 _BACKLOG = 256
 
@@ -18,8 +15,8 @@ _BACKLOG = 256
 class WebServer:
     """One HTTP listener. The socket is bound before, so that a taken port is known early."""
 
-    def __init__(self, site: Site) -> None:
-        self._runner = web.AppRunner(make_app(site), access_log=None, shutdown_timeout=STOP_S, handle_signals=False)
+    def __init__(self, app: web.Application) -> None:
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_S, handle_signals=False)
         self._open = False
 
     async def start(self, bound: socket.socket) -> None:

@@ -17,14 +17,18 @@ class AdmitMalformed(Exception):
     """Bytes that are no request for admission."""
 
 
+class OrderRefused(Exception):
+    """An order that the run can't obey: says why."""
+
+
 class Follower(Protocol):
     async def next(self) -> tuple[str, Any]:
         """The next event: its kind, and what has happened as JSON."""
 
 
 class Site(Protocol):
-    def run_info(self) -> bytes:
-        """RunInfo, encoded: the first thing a newcomer asks for."""
+    def run_info(self, revision: int = 0) -> bytes | None:
+        """RunInfo, encoded: the first thing a newcomer asks for. None without this revision (0: the one in force)."""
 
     async def admit(self, raw: bytes) -> bytes:
         """The answer, encoded. Raises AdmitRefused or AdmitMalformed."""
@@ -41,8 +45,8 @@ class Site(Protocol):
 
     def unfollow(self, follower: Follower) -> None: ...
 
-    async def operate(self, word: str) -> None:
-        """Carry out an operator's word, `pause` or `resume`. Raises KeyError for another."""
+    async def order(self, envelope: bytes) -> dict[str, Any]:
+        """Take an operator's signed order in; its number and kind, once it is journalled. Raises OrderRefused."""
 
     def is_operator(self, secret: str) -> bool: ...
 

@@ -133,7 +133,8 @@ class Dht:
     Args:
         identity: this node's; also its libp2p identity.
         listen: HOST:PORT, port 0 for any free one; None for a node that only dials out.
-        announce: HOST:PORT at which others reach it, where that is another.
+        host: the host that others are told; None: whatever addresses the machine has. Empty: none, since nobody can
+            connect to this node, which therefore holds no keys for others either.
         bootstrap: multiaddresses of nodes that are in the DHT.
         clock: the run's clock, in seconds.
         folder: for the daemon's identity file and sockets.
@@ -146,7 +147,7 @@ class Dht:
         run: PeerId,
         *,
         listen: str | None,
-        announce: str | None = None,
+        host: str | None = None,
         bootstrap: Sequence[str],
         clock: Callable[[], float],
         folder: Path,
@@ -155,8 +156,8 @@ class Dht:
     ) -> None:
         self._identity = identity
         self._run = run
-        self._listen = listen
-        self._announce = announce
+        self._listen = None if host == "" else listen
+        self._host = host
         self._bootstrap = tuple(bootstrap)
         self._clock = clock
         self._folder = folder
@@ -167,6 +168,7 @@ class Dht:
         self._node: DHTNode | None = None
         self._addresses: tuple[str, ...] = ()
         self._keeper: asyncio.Task[None] | None = None
+        self._anew = asyncio.Event()  # another daemon is wanted, although this one is well
         self._joining = asyncio.Lock()
 
     @classmethod
@@ -231,6 +233,16 @@ class Dht:
         """Multiaddresses that others can bootstrap from; none for a node that only dials out."""
         return self._addresses
 
+    async def dial_out_only(self) -> None:
+        """Others can't connect to this node: hold no keys for them, and don't tell them an address.
+
+        A key on a node that can't be dialled is lost to those who look for it.
+        """
+        if self._listen is None:
+            return
+        self._listen, self._addresses = None, ()
+        self._anew.set()
+
     async def join(self, bootstrap: Sequence[str]) -> bool:
         """Get to know nodes that are in the DHT; whether one of them answered."""
         async with self._joining:
@@ -284,8 +296,7 @@ class Dht:
             p2p = await Daemon.create(
                 identity_path=str(self._folder / "p2p.key"),
                 check_if_identity_free=False,
-                host_maddrs=[_multiaddress(self._listen)] if self._listen else None,
-                announce_maddrs=[_multiaddress(self._announce)] if self._announce else None,
+                host_maddrs=_listened(self._listen) if self._listen else None,
                 no_listen=self._listen is None,
                 dht_mode="client" if self._listen is None else "server",
                 idle_timeout=IDLE_S,
@@ -313,8 +324,9 @@ class Dht:
         for name in ("storage", "cache"):
             setattr(self._node.protocol, name, _Storage(maxsize=limits.MEMBERS))
         if self._listen is not None:
-            self._addresses = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
-            self._listen = _with_port(self._listen, self._addresses)
+            visible = tuple(str(address) for address in await p2p.get_visible_maddrs(latest=True))
+            self._listen = _with_port(self._listen, visible)
+            self._addresses = _told(visible, self._host)
         await self.join(self._bootstrap)
 
     async def _meet(self, p2p: P2P, node: DHTNode, address: str) -> bool:
@@ -337,10 +349,12 @@ class Dht:
         pause_s = RESTART_FIRST_S
         while True:
             if self._p2p is not None and self._p2p._child is not None:
-                code = await self._p2p._child.wait()
-                self._failed(f"the DHT's helper program ended with {code}; starting it again")
+                if (code := await self._ended(self._p2p._child)) is not None:
+                    self._failed(f"the DHT's helper program ended with {code}; starting it again")
             await self._down()
-            await asyncio.sleep(pause_s)
+            if not self._anew.is_set():
+                await asyncio.sleep(pause_s)
+            self._anew.clear()
             try:
                 await self._up()
                 pause_s = RESTART_FIRST_S
@@ -348,6 +362,16 @@ class Dht:
                 self._failed(str(error))
                 await self._down()
                 pause_s = min(2 * pause_s, RESTART_MAX_S)
+
+    async def _ended(self, child: asyncio.subprocess.Process) -> int | None:
+        """The daemon's exit code, once it has one; None as soon as another daemon is wanted."""
+        waiting = [asyncio.ensure_future(child.wait()), asyncio.ensure_future(self._anew.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        return child.returncode
 
     async def _down(self) -> None:
         node, p2p = self._node, self._p2p
@@ -396,6 +420,24 @@ def _multiaddress(listen: str) -> str:
         return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
     except ValueError:
         return f"/dns/{host}/tcp/{port}"
+
+
+def _told(visible: Sequence[str], host: str | None) -> tuple[str, ...]:
+    """What others are told of the addresses that the daemon listens at: with the host that is known to lead here, else
+    all but loopback, which is another machine for everybody else. Loopback alone stays: then all are on this machine.
+    """
+    if host and visible:
+        port, name = visible[0].split("/tcp/")[1].split("/")[0], visible[0].rpartition("/p2p/")[2]
+        bracketed = f"[{host}]" if ":" in host else host
+        return (f"{_multiaddress(f'{bracketed}:{port}')}/p2p/{name}",)
+    outside = tuple(each for each in visible if not each.startswith(("/ip4/127.", "/ip6/::1/")))
+    return outside or tuple(visible)
+
+
+def _listened(listen: str) -> list[str]:
+    """Multiaddresses to listen at: all of IPv6 means all of IPv4 as well, as it does for TCP elsewhere."""
+    host, _, port = listen.rpartition(":")
+    return [_multiaddress(listen), *([f"/ip4/0.0.0.0/tcp/{port}"] if host.strip("[]") == "::" else [])]
 
 
 async def _knock(multiaddress: str) -> None:

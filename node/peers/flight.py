@@ -24,8 +24,9 @@ class InFlight:
 
     async def take(self, n_bytes: int) -> int:
         """Wait for room; what is to be given back. More than the limit has room where nothing else is held."""
-        n_bytes = min(n_bytes, self._limit_bytes)
-        if self._waiting or self.n_bytes + n_bytes > self._limit_bytes:
+        held = self.take_now(n_bytes)
+        if held is None:
+            n_bytes = min(n_bytes, self._limit_bytes)
             ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (n_bytes, ready)
             self._waiting.append(entry)
@@ -38,8 +39,15 @@ class InFlight:
                     self._waiting.remove(entry)
                     self._let_in()
                 raise
-        else:
-            self._hold(n_bytes)
+            return n_bytes
+        return held
+
+    def take_now(self, n_bytes: int) -> int | None:
+        """As `take`, where there is room at once; else None, and nothing is held."""
+        n_bytes = min(n_bytes, self._limit_bytes)
+        if self._waiting or self.n_bytes + n_bytes > self._limit_bytes:
+            return None
+        self._hold(n_bytes)
         return n_bytes
 
     def give_back(self, n_bytes: int) -> None:
@@ -54,4 +62,5 @@ class InFlight:
 
     def _hold(self, n_bytes: int) -> None:
         self.n_bytes += n_bytes
-        self.most_bytes = max(self.most_bytes, self.n_bytes)
+        if self.n_bytes > self.most_bytes:
+            self.most_bytes = self.n_bytes

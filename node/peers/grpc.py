@@ -126,11 +126,14 @@ class GrpcPeers:
     async def _write_part(
         self, stream: Stream, progress: Progress, pace: StreamPace, data: memoryview, head: ChunkHead | None
     ) -> None:
-        with progress.ours():
-            taken = await self.sending.take(len(data))
-        try:
+        taken = self.sending.take_now(len(data))
+        if taken is None:
             with progress.ours():
-                await pace.wait(len(data))
+                taken = await self.sending.take(len(data))
+        try:
+            if pace.limited:
+                with progress.ours():
+                    await pace.wait(len(data))
             with self._stages.timed("send", len(data), copied_bytes=len(data)):
                 await stream.write(wire.encode_part(data, head))
         finally:
@@ -180,8 +183,11 @@ class GrpcPeers:
             return None
         if n_bytes > max_bytes:
             raise PeerFailed(stream.peer, f"it announced {n_bytes} bytes where at most {max_bytes} are possible")
-        with progress.ours():  # a first part is here without room of its own: one for each stream that we opened
-            taken = await self.fetching.take(n_bytes)
+        # A first part is here without room of its own: one for each stream that we opened.
+        taken = self.fetching.take_now(n_bytes)
+        if taken is None:
+            with progress.ours():
+                taken = await self.fetching.take(n_bytes)
         try:
             thing = await self._read_parts(stream, progress, n_bytes, first)
             self._stages.add("fetch", n_bytes, time.perf_counter() - began, copied_bytes=n_bytes)
@@ -211,11 +217,11 @@ class GrpcPeers:
                     await pace.wait(len(part.data))
             parts.append(part.data)
             left -= len(part.data)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def offer(self, peer: PeerId, addresses: Sequence[str]) -> StateOffer:
+    async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
         """What state the peer holds. Raises PeerFailed, also if it holds none."""
-        raw = await self._answer(peer, addresses, services.STATE_OFFER, wire.encode(OfferRequest()))
+        raw = await self._answer(peer, addresses, services.STATE_OFFER, wire.encode(OfferRequest(frozen)))
         return _decoded(peer, lambda: wire.decode(StateOffer, raw))
 
     async def commits_after(

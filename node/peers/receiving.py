@@ -68,8 +68,7 @@ class RowStream:
 
     async def head(self) -> Row | None:
         """The next row, of which the first part may be here already; None when the sender has no more."""
-        with self._progress.ours():
-            taken = await self._receiving.take(limits.PART_BYTES)
+        taken = await self._room(limits.PART_BYTES)
         kept = 0
         try:
             frame = await self._frame()
@@ -100,7 +99,8 @@ class RowStream:
                 if offset + len(part.data) > head.n_bytes:
                     return f"chunk {head.chunk} is too long: more than {head.n_bytes} bytes"
                 with self._progress.ours():
-                    await self._pace.wait(len(part.data))
+                    if self._pace.limited:
+                        await self._pace.wait(len(part.data))
                     await self._holder.row_part(self._caller, head, offset, memoryview(part.data))
                 offset += len(part.data)
                 if offset < head.n_bytes:  # the last part is kept until it is checked
@@ -114,6 +114,11 @@ class RowStream:
         """The row's bytes are no longer in memory."""
         while row.taken_bytes:
             self._receiving.give_back(row.taken_bytes.pop())
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether fewer checks are under way than may be."""
+        return not self._slots.locked()
 
     async def free_slot(self) -> None:
         """Wait until fewer checks are under way than may be."""
@@ -154,9 +159,15 @@ class RowStream:
 
     async def _part(self, row: Row, n_bytes: int) -> ChunkHead | Part | wire.Begun | Signed | None:
         """The next frame. Nothing is read before there is room for it, which is how the sender is held back."""
-        with self._progress.ours():
-            row.taken_bytes.append(await self._receiving.take(n_bytes))
+        row.taken_bytes.append(await self._room(n_bytes))
         return await self._frame()
+
+    async def _room(self, n_bytes: int) -> int:
+        taken = self._receiving.take_now(n_bytes)
+        if taken is None:
+            with self._progress.ours():
+                taken = await self._receiving.take(n_bytes)
+        return taken
 
     async def _frame(self) -> ChunkHead | Part | wire.Begun | Signed | None:
         raw = await self._context.read()

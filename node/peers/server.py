@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -47,6 +47,7 @@ class NodeServer:
         traffic: where bytes are counted.
         up, down: how fast bytes may go out and come in, with those of this node's own calls.
         stages: where bytes, seconds and copies of what is served are counted.
+        more: further services on the same port.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class NodeServer:
         up: Direction = UNLIMITED,
         down: Direction = UNLIMITED,
         stages: Stages | None = None,
+        more: Sequence[grpc.GenericRpcHandler[bytes, bytes]] = (),
     ) -> None:
         self.traffic = traffic if traffic is not None else Traffic()
         self.receiving, self.serving = InFlight(RECEIVING_BYTES), InFlight(IN_FLIGHT_BYTES)
         self._up, self._down = up, down
         self._stages = stages if stages is not None else Stages()
         self._me = credentials.peer
+        self._more = more
         self._holder = holder
         self._allowed = allowed
         self._no_progress_s = no_progress_s
@@ -93,6 +96,7 @@ class NodeServer:
             (
                 grpc.method_handlers_generic_handler(services.EXCHANGE, exchange),
                 grpc.method_handlers_generic_handler(services.STATE, state),
+                *self._more,
             )
         )
         try:
@@ -174,8 +178,8 @@ class NodeServer:
 
     async def _offer(self, context: Context, caller: PeerId, first: bytes, progress: Progress) -> None:
         meter = Meter(self.traffic)
-        wire.decode(OfferRequest, meter.received(first))
-        offer = self._holder.state_offer(caller)
+        asked = wire.decode(OfferRequest, meter.received(first))
+        offer = self._holder.state_offer(caller, frozen=asked.frozen)
         if offer is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "holds no state")
         await self._answer(context, progress, meter, wire.encode(offer))
@@ -184,7 +188,7 @@ class NodeServer:
         meter = Meter(self.traffic)
         asked = wire.decode(CommitsAfter, meter.received(first))
         n_most = min(asked.n_most, limits.COMMITS)
-        commits = self._holder.commits_after(caller, asked.epoch, asked.round, n_most)
+        commits = await self._holder.commits_after(caller, asked.epoch, asked.round, n_most)
         await self._answer(context, progress, meter, wire.encode_commits(commits))
 
     # -- Exchange --------------------------------------------------------------------------------------------------
@@ -193,20 +197,33 @@ class NodeServer:
         fetch = wire.decode(Fetch, first)
         meter, pace = Meter(self.traffic, exchange=fetch.kind == "result"), self._up.stream()
         meter.received(first)
-        for hash_ in fetch.hashes:
-            place = self._holder.locate(caller, fetch.kind, hash_)
-            if isinstance(place, memoryview):
-                await self._serve(context, progress, meter, pace, FetchHead(hash_, len(place)), place)
-                continue
-            file = None if place is None else await asyncio.to_thread(_open, place[0])
-            if place is None or file is None:
-                await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, -1))))
-                continue
-            try:
-                _, offset, n_bytes = place
-                await self._serve(context, progress, meter, pace, FetchHead(hash_, n_bytes), (file, offset))
-            finally:
-                os.close(file)
+        async with self._holder.serving(caller, fetch.kind) as busy:
+            if busy:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, as_reason(busy))
+            for hash_ in fetch.hashes:
+                await self._thing(context, progress, meter, pace, hash_, self._holder.locate(caller, fetch.kind, hash_))
+
+    async def _thing(
+        self,
+        context: Context,
+        progress: Progress,
+        meter: Meter,
+        pace: StreamPace,
+        hash_: bytes,
+        place: tuple[str, int, int] | memoryview | None,
+    ) -> None:
+        if isinstance(place, memoryview):
+            await self._serve(context, progress, meter, pace, FetchHead(hash_, len(place)), place)
+            return
+        file = None if place is None else await asyncio.to_thread(_open, place[0])
+        if place is None or file is None:
+            await context.write(meter.sent(wire.encode_fetch_frame(FetchHead(hash_, -1))))
+            return
+        try:
+            _, offset, n_bytes = place
+            await self._serve(context, progress, meter, pace, FetchHead(hash_, n_bytes), (file, offset))
+        finally:
+            os.close(file)
 
     async def _serve(
         self,
@@ -223,11 +240,14 @@ class NodeServer:
             await context.write(meter.sent(wire.encode_fetch_frame(head)))
         for start in range(0, n_bytes, most_bytes):
             size = min(most_bytes, n_bytes - start)
-            with progress.ours():
-                taken = await self.serving.take(size)
-            try:
+            taken = self.serving.take_now(size)
+            if taken is None:
                 with progress.ours():
-                    await pace.wait(size)
+                    taken = await self.serving.take(size)
+            try:
+                if pace.limited:
+                    with progress.ours():
+                        await pace.wait(size)
                 with self._stages.timed(
                     "serve", size, copied_bytes=size if isinstance(source, memoryview) else 2 * size
                 ):
@@ -267,8 +287,9 @@ class NodeServer:
             check.add_done_callback(checks.discard)
             self._checks.add(check)
             check.add_done_callback(self._checked)
-            with progress.ours():
-                await stream.free_slot()
+            if not stream.has_free_slot:
+                with progress.ours():
+                    await stream.free_slot()
         with progress.ours():
             if checks:
                 await asyncio.wait(checks)

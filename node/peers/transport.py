@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -13,7 +12,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
 from grpc.aio import EOF as END  # type: ignore[attr-defined]
 
-from node.ports import PeerFailed, Traffic
+from node.ports import PeerBusy, PeerFailed, Traffic
 from protos import limits
 from protos.bounds import as_reason
 from protos.messages import PeerId
@@ -149,11 +148,12 @@ class Progress:
     Whatever moves only notes when, and the timer looks at that when it rings: thousands of messages a second move.
     """
 
-    __slots__ = ("_cancelling", "_expired", "_handle", "_limit_s", "_loop", "_moved_at", "_n_ours", "_task")
+    __slots__ = ("_cancelling", "_expired", "_handle", "_limit_s", "_loop", "_moved_at", "_n_ours", "_ours", "_task")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._n_ours = 0
+        self._ours = _Ours(self)
         self._expired = False
 
     async def __aenter__(self) -> Progress:
@@ -180,15 +180,16 @@ class Progress:
     def moved(self) -> None:
         self._moved_at = self._loop.time()
 
-    @contextmanager
-    def ours(self) -> Iterator[None]:
+    def ours(self) -> _Ours:
         """Stop the clock within the block, where it is we who are busy; with several such, until the last one ends."""
+        return self._ours
+
+    def begin_ours(self) -> None:
         self._n_ours += 1
-        try:
-            yield
-        finally:
-            self._n_ours -= 1
-            self.moved()
+
+    def end_ours(self) -> None:
+        self._n_ours -= 1
+        self.moved()
 
     def _ring(self) -> None:
         now = self._loop.time()
@@ -198,6 +199,21 @@ class Progress:
         else:
             self._expired = True
             self._task.cancel()
+
+
+class _Ours:
+    """`Progress.ours`; a class, for a generator takes several times as long, and each message enters some."""
+
+    __slots__ = ("_progress",)
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __enter__(self) -> None:
+        self._progress.begin_ours()
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end_ours()
 
 
 def failure(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFailed:
@@ -212,7 +228,7 @@ def failure_of(peer: PeerId, status: grpc.StatusCode, text: str | None) -> PeerF
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.FAILED_PRECONDITION:
             return PeerFailed(peer, f"refused: {details}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return PeerFailed(peer, f"busy: {details}")
+            return PeerBusy(peer, f"busy: {details}")
         case grpc.StatusCode.UNAVAILABLE:
             return diagnosis(peer, details)
         case grpc.StatusCode.CANCELLED | grpc.StatusCode.INTERNAL:  # whatever it said is lost

@@ -6,38 +6,47 @@ exchange can touch it.
 
 from __future__ import annotations
 
+from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
-from coordinator.rounds.ledger import Ledger, LedgerError, fold
+from coordinator.rounds.ledger import Ledger, LedgerError
 from coordinator.rounds.voter import certificate_faults
 from node.session import events as ev
+from node.session.catching_up import CatchingUp
 from node.session.events import Effect
 from node.session.part import CombinedHere
-from node.session.working import Working
 from protos import hashes
 from protos.messages import Body, Leave, Outcome, PeerId, Signed, Vote
 
-REFETCH_FIRST_S = 1.0
-REFETCH_MAX_S = 30.0
 
-
-class Chain(Working):
+class Chain(CatchingUp):
     """A member's moves along the chain."""
 
     def _line_up(self, event: ev.LineUp, now: Instant) -> list[Effect]:
         self._line, self._line_problem, self._line_changed_at = True, "", now
         self._lost_round = max(self._lost_round, event.ledger.round + 1)
-        self._newest = ev.CommitHeard(event.welcome.commit, event.body, event.ledger.head, event.signed)
-        self._newest_ledger = event.ledger
-        left: list[Effect] = []
+        leader = event.welcome.leader
+        left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
+        if why := self._why_stay(event.ledger, leader):
+            self._strayed.add(leader)
+            left.append(ev.Say(why))
+        else:
+            self._strayed.discard(leader)
+            self._newest = ev.CommitHeard(
+                event.welcome.commit, event.body, event.ledger.head, event.signed, leader, event.orders
+            )
+            self._newest_ledger = event.ledger
         record = self._voter.record
         if self.ledger is not None and self._voter.has_left(self.ledger) and isinstance(record, Leave):
-            left = [
-                ev.TellLeader(Signed(self._sealer.seal(record)))
-            ]  # or the round would wait for a vote that it lacks
+            left.append(ev.TellLeader(Signed(self._sealer.seal(record))))  # or the round would wait for its vote
         return [*left, *self._follow(now)]
 
     def _heard_commit(self, event: ev.CommitHeard, now: Instant) -> list[Effect]:
         known = self._newest.body.round if self._newest else -1
+        held = self.ledger
+        if event.leader in self._strayed and (held is None or event.body.previous != held.head):
+            return []
+        self._strayed.discard(event.leader)
+        self._note_ahead(event)
         if event.body.round > known:
             self._newest, self._newest_ledger = event, None
         return self._follow(now)
@@ -45,47 +54,77 @@ class Chain(Working):
     def _follow(self, now: Instant) -> list[Effect]:
         """Move towards the newest commit that is known: apply it if it extends the held state, else fetch."""
         newest = self._newest
-        if newest is None or self._fetching or self._applying or self._refetch_at is not None or self._commit:
+        if newest is None or self._is_moving():
             return []
         commit, body = newest.commit, newest.body
         held = self.ledger
         if held is not None and held.head == newest.commit_hash:
             return self._begin_round() if self._training is None else self._train()
         if held is not None and held.round >= body.round:
-            return [
-                ev.Say(f"the leader's head is round {body.round}, mine is {held.round}: waiting for it to catch up")
-            ]
-        if held is None or body.previous != held.head:
+            if self._newest_ledger is None or self._why_stay(self._newest_ledger, newest.leader):
+                self._newest = None
+                return []
+            told = (
+                f"another branch is followed from round {body.round} on: round {held.round} as it was held is orphaned"
+            )
+            return [ev.Say(told), *self._fetch(newest)]
+        following = self._next_commit(held, newest) if held is not None else None
+        if held is None or following is None:
             if held is None or body.anchor_digest != held.digest or self._newest_ledger is None:
-                return self._fetch(newest)
+                return self._approach(held, newest)
             # Only empty rounds lie between: the held state is the one that this commit starts from.
             self._commit, self._after = newest, self._newest_ledger
             return self._apply_or_verify()
+        commit, body = following.commit, following.body
         hash_ = hashes.body_hash(commit.body)
         # An epoch that the coordinator opened after the held state: its first commit is the coordinator's alone.
         books = held if body.epoch <= held.epoch else held.in_epoch(body.epoch, self._coordinator)
-        fault = certificate_faults(newest.signed, hash_, commit.digest, commit.attempt, books, self._coordinator)
+        fault = certificate_faults(following.signed, hash_, commit.digest, commit.attempt, books, self._coordinator)
+        if not fault and self._goes_back(following):
+            told = f"the run goes back, by order: fetching the state after round {body.round}"
+            return [ev.Say(told), *self._fetch(newest)]
         try:
-            after = self._folded(held, newest)
+            after = self._folded(held, following)
         except LedgerError as error:
             fault = fault or str(error)
         if fault:
-            self._newest = None
-            return [ev.Say(f"refused a commit of round {body.round}: {fault}")]
-        self._commit, self._after = newest, after
+            again = following is not newest
+            return [*self._refused_commit(following, fault), *(self._follow(now) if again else [])]
+        self._commit, self._after = following, after
         return self._apply_or_verify()
 
-    def _folded(self, held: Ledger, heard: ev.CommitHeard) -> Ledger:
-        """The books after a commit. Raises LedgerError."""
-        folded = fold(held, heard.body)
-        if folded.hash() != heard.body.ledger_hash:
-            raise LedgerError("the books after it are not those that it names")
-        return folded.at(heard.commit_hash, heard.commit.digest)
+    def _why_stay(self, other: Ledger, leader: PeerId) -> str:
+        """Why a leader's head is not to be followed from the held state: it is behind, or the end of a smaller branch.
 
-    def _fetch(self, heard: ev.CommitHeard) -> list[Effect]:
-        self._commit = self._after = None
-        self._fetching = ev.FetchState(heard.commit, heard.body)
-        return [*self._drop_part(), self._fetching]
+        What extends the held state has no fewer tokens and no lower epoch. Behind a head that the coordinator has
+        signed nobody goes but with the coordinator, or by an order.
+        """
+        held = self.ledger
+        if held is None or other.head == held.head:
+            return ""
+        mine, theirs = policy.branch_key(held), policy.branch_key(other)
+        if theirs[:3] == mine[:3] and other.round != held.round:
+            larger = other.round > held.round
+        else:
+            larger = theirs > mine
+        if not larger:
+            return (
+                f"{leader[-6:]} leads from round {other.round} of epoch {other.epoch}, mine is {held.round} of "
+                f"{held.epoch}: waiting for it to catch up"
+            )
+        signed = self._signed_head
+        behind = signed is not None and leader != self._coordinator and signed.round >= other.round
+        if behind and signed is not None and signed.head != other.head and theirs[0] == mine[0]:
+            return f"{leader[-6:]} leads from before round {signed.round}, which the coordinator has signed"
+        return ""
+
+    def _signed(self, event: ev.HeadSigned) -> list[Effect]:
+        """Keep the coordinator's newest word on the chain, to start from and to pass on."""
+        known = self._signed_head
+        if known is not None and (known.epoch, known.round) >= (event.head.epoch, event.head.round):
+            return []
+        self._signed_head, self.signed_head = event.head, event.envelope
+        return [ev.KeepHead(event.envelope)]
 
     def _apply_or_verify(self) -> list[Effect]:
         heard, after = self._commit, self._after
@@ -96,7 +135,8 @@ class Chain(Working):
             if self._verifying == hash_:
                 return []
             self._verifying = hash_
-            return [ev.Verify(heard.body, hash_, heard.commit.result_hashes, (), self._holders(heard))]
+            replay = self._proposed is None or self._proposed.body_hash != hash_
+            return [ev.Verify(heard.body, hash_, heard.commit.result_hashes, (), self._holders(heard), replay=replay)]
         if self._candidate[1] != heard.commit.digest:
             self._candidate = None
             told = f"my digest after round {heard.body.round} is not the commit's: fetching the state again"
@@ -116,6 +156,7 @@ class Chain(Working):
             return []
         self.ledger = after
         self._commit, self._after, self._applying = None, None, False
+        self._caught_up_to(after)
         mine = next((entry for entry in heard.body.members if entry.peer == self.me), None)
         effects: list[Effect] = []
         if mine is not None and mine.counted:
@@ -127,6 +168,7 @@ class Chain(Working):
             reason = "not planned"
             self._rejected[reason] = self._rejected.get(reason, 0) + 1
         effects += self._said_empty(heard.body)
+        effects += self._learn_orders(heard.orders)
         effects += self._moved()
         if self._rounds is not None and self._accepted >= self._rounds:
             return [*effects, *self._leave(f"done: {self._accepted} rounds")]
@@ -144,23 +186,24 @@ class Chain(Working):
 
     def _moved(self) -> list[Effect]:
         """The held state is another one: what concerned the round before is over, the next round begins."""
-        self._training = self._proposed = None
+        self._before = self._training or self._before
+        self._training = self._proposed = self._restoring = None
         self._verifying = self._candidate = None
+        self._targets = {}
         self._combined = CombinedHere()
         if self.ledger is not None and self.ledger.round >= self._lost_round:
             self._voter.moved()
-        return [*self._drop_part(), *self._begin_round()]
+        return [*self._drop_part(), *self._obey(), *([] if self._behind() else self._begin_round())]
 
     def _fetched(self, ledger: Ledger, now: Instant) -> list[Effect]:
-        self._fetching, self._n_refetches, self._fetch_problem = None, 0, ""
-        self._commit, self._after, self._applying = None, None, False
+        self._fetching = self._commit = self._after = None
+        self._applying = False
         self.ledger = ledger
+        self._caught_up_to(ledger)
         return [*self._moved(), *self._follow(now)]
 
-    def _fetch_failed(self, reason: str, now: Instant) -> list[Effect]:
-        self._fetching = None
-        pause_s = min(REFETCH_FIRST_S * 2.0 ** min(self._n_refetches, 10), REFETCH_MAX_S)
-        self._n_refetches += 1
-        self._fetch_problem = reason
-        self._refetch_at = Instant(now + pause_s)
-        return [ev.Say(f"could not fetch the state: {reason}; trying again in {pause_s:g} s")]
+    def _commits_fetched(self, event: ev.CommitsFetched, now: Instant) -> list[Effect]:
+        return [*self._took_commits(event), *self._follow(now)]
+
+    def _commits_lacking(self, event: ev.CommitsFetchFailed, now: Instant) -> list[Effect]:
+        return [*self._lacked_commits(event.reason, event.gone, now), *self._follow(now)]

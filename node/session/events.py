@@ -19,7 +19,9 @@ from protos.messages import (
     Deal,
     ExchangeReport,
     Goodbye,
+    Head,
     Heartbeat,
+    Inquiry,
     Leave,
     Missing,
     PeerId,
@@ -28,6 +30,7 @@ from protos.messages import (
     Promise,
     Propose,
     Range,
+    Redeal,
     Refusal,
     Results,
     Signed,
@@ -35,6 +38,10 @@ from protos.messages import (
     Vote,
     Welcome,
 )
+from protos.orders import OpenedOrder
+from protos.runspec import RunSpec
+
+NOBODY = PeerId("")
 
 # -- events: the leader's line -----------------------------------------------------------------------------------
 
@@ -50,11 +57,36 @@ class LineUp:
     body: Body
     ledger: Ledger
     signed: tuple[tuple[PeerId, Vote | Leave], ...]
+    signed_head: HeadSigned | None = None
+    orders: tuple[OpenedOrder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LineDown:
     reason: str
+    leader: PeerId = NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderHeard:
+    """A leader has said something on its line, if only that it is there."""
+
+    leader: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSigned:
+    """The coordinator's word on a head, verified; `envelope` is what is passed on."""
+
+    head: Head
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """This node leads now in the coordinator's place, or has stopped."""
+
+    leads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +104,23 @@ class Dealt:
 
 
 @dataclass(frozen=True, slots=True)
+class Redealt:
+    """`leader` has signed it."""
+
+    redeal: Redeal
+    leader: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Inquired:
+    """The leader asks what of the rows of some senders, who are gone, is not here."""
+
+    inquiry: Inquiry
+
+
+@dataclass(frozen=True, slots=True)
 class Proposed:
-    """A Propose with all its envelopes opened. `plan`, `deal` are None for an empty round."""
+    """A Propose with all its envelopes opened. `plan`, `deal` are None for an empty round, `redeal` without one."""
 
     propose: Propose
     body: Body
@@ -83,6 +130,8 @@ class Proposed:
     deal: Deal | None
     commitments: Mapping[PeerId, Commitment]
     results: Mapping[PeerId, Results]
+    redeal: Redeal | None = None
+    orders: tuple[OpenedOrder, ...] = ()  # that the body carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +147,8 @@ class CommitHeard:
     body: Body
     commit_hash: bytes
     signed: tuple[tuple[PeerId, Vote | Leave], ...]
+    leader: PeerId = NOBODY  # on whose line it came
+    orders: tuple[OpenedOrder, ...] = ()  # that the body carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +162,7 @@ class AttemptOver:
 @dataclass(frozen=True, slots=True)
 class SaidGoodbye:
     goodbye: Goodbye
+    leader: PeerId = NOBODY
 
 
 # -- events: the trainer -----------------------------------------------------------------------------------------
@@ -118,7 +170,10 @@ class SaidGoodbye:
 
 @dataclass(frozen=True, slots=True)
 class TrainerUp:
-    """The trainer process is ready to load; its moments are empty."""
+    """The trainer process is ready to load. Its moments are those of a checkpoint of the round named; 0: none."""
+
+    moments_round: int = 0
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +232,20 @@ class StateFetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitsFetched:
+    """Commits in their order, each naming the one before; their votes have valid signatures and are not weighed."""
+
+    commits: tuple[CommitHeard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsFetchFailed:
+    reason: str
+    gone: bool
+    """All who could have them have answered, and they have not: the state is needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """All results of a body are on disk, and a candidate of the next state stands beside the current one."""
 
@@ -188,6 +257,27 @@ class Verified:
 class VerifyFailed:
     body_hash: bytes
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A state to go back to stands beside the current one, as what this body leads to; `ledger` is at its head."""
+
+    body_hash: bytes
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    body_hash: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpecKnown:
+    """A revision of the RunSpec, verified."""
+
+    spec: RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +297,10 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
+    """Stop. `keeps_seat`: without a word to the leader, to go on in the same seat when started again."""
+
     reason: str
+    keeps_seat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +317,13 @@ class Woke:
 Event = (
     LineUp
     | LineDown
+    | LeaderHeard
+    | HeadSigned
+    | Led
     | Planned
     | Dealt
+    | Redealt
+    | Inquired
     | Proposed
     | Prepared
     | CommitHeard
@@ -239,8 +337,13 @@ Event = (
     | DataReady
     | StateFetched
     | StateFetchFailed
+    | CommitsFetched
+    | CommitsFetchFailed
     | Verified
     | VerifyFailed
+    | Restored
+    | RestoreFailed
+    | SpecKnown
     | Applied
     | Exchanged
     | LeaveAsked
@@ -253,9 +356,39 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class TellLeader:
-    """Send on the line; dropped if it is down (what must arrive is said again after LineUp)."""
+    """Send on the lines; dropped on one that is down (what must arrive is said again after LineUp).
+
+    `leader` alone is told, where one is named: a leader passes over what is of another one's attempt.
+    """
 
     message: Signed | Heartbeat | Missing | Refusal | ExchangeReport | StateDigest
+    leader: PeerId = NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Have lines to these stand-ins and to no others, beside the one to the coordinator, which is always tried."""
+
+    leaders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Begin to lead in the coordinator's place, from the state that is held; Led follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDown:
+    """Lead no longer than the current attempt; Led follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHead:
+    """Keep the newest head that the coordinator has signed."""
+
+    envelope: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +400,29 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Fetch the full state after `commit` or a newer one from donors; StateFetched or StateFetchFailed follows."""
+    """Fetch a full state from donors: that after `commit`, one from which it follows, or a newer one.
+
+    StateFetched or StateFetchFailed follows.
+    """
 
     commit: Commit
     body: Body
+    newer_than: int = -1
+    """An older state than of the round after this one is of no use."""
+    anew: bool = False
+    """What was held is of another branch: nothing that follows from it will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommits:
+    """Fetch the commits that follow from a held head, towards the newest; CommitsFetched or -Failed follows."""
+
+    epoch: int
+    round: int
+    head: bytes
+    newest: CommitHeard
+    n_tries: int = 0
+    """Earlier tries from the same head: others are asked first then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +444,12 @@ class LoadAnchor:
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
+    """Train on this lease, so many batches a step. What was used of it since the anchor stays used."""
+
     round: int
     ranges: tuple[Range, ...]
     h: int
+    batch_scale: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +502,39 @@ class Verify:
     plan_hash: bytes = b""  # of the attempt whose results they are, where it is known
     norms: tuple[float, ...] = ()
     """Per chunk the ‖·‖² that its reducers signed, which a vote vouches for; empty where a quorum has voted already."""
+    replay: bool = False
+    """They are of an earlier round: who was there has them, or nobody has them any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Have the state after the commit with this hash as a candidate: what a body that goes back to it leads to."""
+
+    head: bytes
+    round: int
+    body_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """Have a revision of the RunSpec; SpecKnown follows (the driver retries, and says what it waits for)."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSpec:
+    """Keep a revision of the RunSpec on disk: it is in force now or later."""
+
+    envelope: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """Another revision of the RunSpec is in force: whoever works by it does so from now on."""
+
+    spec: RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +562,13 @@ class Say:
 
 Effect = (
     TellLeader
+    | Follow
+    | Lead
+    | StepDown
+    | KeepHead
     | Persist
     | FetchState
+    | FetchCommits
     | FetchData
     | LoadAnchor
     | StartTraining
@@ -385,6 +578,10 @@ Effect = (
     | InExchange
     | EndExchange
     | Verify
+    | Restore
+    | FetchSpec
+    | KeepSpec
+    | Amended
     | Apply
     | Stop
     | Say
@@ -410,3 +607,5 @@ class View:
     role: str
     reachable: bool | None  # as the leader's last plan has it; None before one named this member
     paused_by: tuple[str, ...]
+    leader: str = ""  # whom this member follows: the coordinator or a stand-in, maybe itself
+    idle_share: float | None = None  # of the trainer's time in the last rounds; None before there were any

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from aggregation.exchange import Combined, Expired
+from aggregation.exchange import Combined, Expired, Stalled
+from coordinator.rounds import work
 from coordinator.rounds.events import Instant
 from node.session import events as ev
 from node.session.events import Effect, Event
@@ -15,6 +16,7 @@ from node.session.voting import Voting
 from protos.messages import (
     Heartbeat,
     MemberState,
+    PeerId,
 )
 
 
@@ -25,11 +27,15 @@ class Session(Voting):
 
     def handle(self, event: Event, now: Instant) -> list[Effect]:
         """Take in an event; what should happen, in order."""
-        effects = self._handle(event, now)
+        effects = [*self._handle(event, now), *self._stand_in(now)]
         state = self.state()
+        self._idle.note(self._works(), self.ledger.round + 1 if self.ledger else 0, now)
         if state != self._said_state:
             self._said_state, self._state_since = state, now
             self._heartbeat_at = now  # the leader waits for changes, so it hears of them at once
+        if (enough := self._has_enough()) != self._said_enough:
+            self._said_enough = enough
+            self._heartbeat_at = now if enough else self._heartbeat_at  # who begins late would be left out every time
         if now >= self._heartbeat_at:
             self._heartbeat_at = Instant(now + self.spec.deadlines.heartbeat_s)
             if self._line and not self._left:
@@ -39,16 +45,25 @@ class Session(Voting):
     def next_wake(self, now: Instant) -> Instant:
         """When something is due by itself: at the latest the next heartbeat."""
         due = self._heartbeat_at
+        if self._stands_in and (at := self._succession.next_at(self.ledger, self._promised(), now)) is not None:
+            due = min(due, at)
         if self._part and self._part.exchange_ends_at is not None:
             due = min(due, self._part.exchange_ends_at)
         if self._refetch_at is not None:
             due = min(due, self._refetch_at)
         return max(due, now)
 
+    @property
+    def abstains(self) -> bool:
+        """Whether what it signed in this round may be lost, so that it signs nothing until the next commit."""
+        return self._voter.abstains
+
     def state(self) -> MemberState:
         """What this member does now, as heartbeats say it."""
         training = self._training
-        if self.ledger is None or self._fetching or self._refetch_at is not None:
+        if self.ledger is None or self._fetching or self._refetch_at is not None or self._behind():
+            return MemberState.JOINING
+        if self._lacks_spec():
             return MemberState.JOINING
         if self._commit or self._applying:
             return MemberState.APPLYING
@@ -56,7 +71,9 @@ class Session(Voting):
             return MemberState.VOTING
         if self._part and self._part.exchange:
             return MemberState.EXCHANGING
-        if training is not None and (training.encoded or training.encoding or training.step >= self.spec.work.h):
+        if self.ledger.paused:
+            return MemberState.PAUSED
+        if training is not None and (training.encoded or training.encoding or training.step >= training.steps):
             return MemberState.READY
         if self._paused_by:
             return MemberState.PAUSED
@@ -76,7 +93,7 @@ class Session(Voting):
             round=self.ledger.round + 1 if self.ledger else 0,
             epoch=self.ledger.epoch if self.ledger else 0,
             step=training.step if training else 0,
-            h=self.spec.work.h,
+            h=training.steps if training else self.spec.work.h,
             tokens_per_s=training.tokens_per_s if training else 0.0,
             inner_loss=training.inner_loss if training else 0.0,
             digest=self.ledger.digest if self.ledger else b"",
@@ -87,32 +104,47 @@ class Session(Voting):
             role="observer" if self._observer else ("member" if training else "waiting"),
             paused_by=tuple(self._paused_by),
             reachable=self._reachable,
+            leader=self._leader_now or "",
+            idle_share=self._idle.share,
         )
 
     def _handle(self, event: Event, now: Instant) -> list[Effect]:
         match event:
             case ev.LineUp():
                 self._heartbeat_at = now
+                self._succession.line_up(event.welcome.leader, now)
                 return self._line_up(event, now)
-            case ev.LineDown(reason):
-                self._line, self._line_problem, self._line_changed_at = False, reason, now
+            case ev.LineDown(reason, leader):
+                self._succession.line_down(leader or self._coordinator)
+                return self._line_lost(reason, now)
+            case ev.LeaderHeard(leader):
+                self._succession.heard(leader, now)
+                return []
+            case ev.HeadSigned():
+                return self._signed(event)
+            case ev.Led(leads):
+                self._succession.led(leads)
                 return []
             case ev.Planned():
                 return self._planned(event, now)
             case ev.Dealt():
                 return self._dealt(event, now)
+            case ev.Redealt():
+                return self._redealt(event, now)
+            case ev.Inquired(inquiry):
+                return self._inquired(inquiry)
             case ev.Proposed():
                 return self._proposal(event)
             case ev.Prepared(prepare):
-                return self._prepared(prepare)
+                return self._prepared(prepare, now)
             case ev.CommitHeard():
                 return self._heard_commit(event, now)
             case ev.AttemptOver(epoch, round_, attempt, reason):
                 return self._attempt_over(epoch, round_, attempt, reason)
-            case ev.SaidGoodbye(goodbye):
-                return self._goodbye(goodbye.code, goodbye.reason, now)
-            case ev.TrainerUp():
-                return self._trainer_came()
+            case ev.SaidGoodbye(goodbye, leader):
+                return self._goodbye(goodbye.code, goodbye.reason, leader or self._coordinator, now)
+            case ev.TrainerUp(moments_round, tokens_per_s):
+                return self._trainer_came(moments_round, tokens_per_s)
             case ev.TrainerDown(reason):
                 return self._trainer_went(reason)
             case ev.Progressed():
@@ -129,21 +161,33 @@ class Session(Voting):
                 return self._fetched(ledger, now)
             case ev.StateFetchFailed(reason):
                 return self._fetch_failed(reason, now)
+            case ev.CommitsFetched():
+                return self._commits_fetched(event, now)
+            case ev.CommitsFetchFailed():
+                return self._commits_lacking(event, now)
             case ev.Verified(body_hash, digest):
                 return self._was_verified(body_hash, digest)
             case ev.VerifyFailed(body_hash, reason):
                 return self._verify_failed(body_hash, reason)
+            case ev.Restored():
+                return self._was_restored(event)
+            case ev.RestoreFailed(body_hash, reason):
+                return self._restore_failed(body_hash, reason)
+            case ev.SpecKnown(spec):
+                return self._spec_known(spec)
             case ev.Applied(hash_):
                 return self._applied(hash_, now)
             case ev.Exchanged(plan_hash, inner):
                 part = self._part
                 if part is None or part.exchange is None or part.planned.plan_hash != plan_hash:
                     return []
-                if isinstance(inner, Combined):
+                if isinstance(inner, Stalled) and part.stalls_at is not None and now < part.stalls_at:
+                    return []
+                if isinstance(inner, Combined) and inner.set_number == part.exchange.set_number:
                     self._combined.note(part.set_hash, inner)
                 return self._in_exchange(part, part.exchange.handle(inner))
-            case ev.LeaveAsked(reason):
-                return self._leave(reason)
+            case ev.LeaveAsked(reason, keeps_seat):
+                return self._leave(reason, keeps_seat)
             case ev.PauseAsked(who, paused):
                 return self._pause(who, paused)
             case ev.Woke():
@@ -164,8 +208,32 @@ class Session(Voting):
 
     # -- saying -----------------------------------------------------------------------------------------------
 
-    def _goodbye(self, code: str, reason: str, now: Instant) -> list[Effect]:
-        self._line, self._line_problem, self._line_changed_at = False, reason, now
+    def _stand_in(self, now: Instant) -> list[Effect]:
+        """Whom to have lines to while the coordinator is silent, and whether to lead in its place."""
+        self._leader_now = self._succession.leader(now)
+        if self._observer or self._left:
+            return []
+        if now >= self._succession.absent_since + self.spec.deadlines.max_absence_s:
+            self._left = True
+            days = self.spec.deadlines.max_absence_s / 86400
+            return [ev.Stop(4, f"the coordinator has been away for {days:g} days: the state is kept for its return")]
+        ledger, settled = self.ledger, not (self._fetching or self._asking or self._commit or self._left)
+        can_lead = self._stands_in and settled and not self._voter.abstains and self._reachable is not False
+        return self._succession.advance(ledger, can_lead, self._promised(), now)
+
+    def _promised(self) -> int:
+        return self._voter.promised(self.ledger) if self.ledger is not None else -1
+
+    def _line_lost(self, reason: str, now: Instant) -> list[Effect]:
+        if not self._succession.any_line:
+            self._line, self._line_problem, self._line_changed_at = False, reason, now
+        return []
+
+    def _goodbye(self, code: str, reason: str, leader: PeerId, now: Instant) -> list[Effect]:
+        self._succession.said_goodbye(leader)
+        self._line_lost(reason, now)
+        if leader != self._coordinator:  # a stand-in has no say in who takes part, or whether the run goes on
+            return []
         if self._observer and code in ("ended", "shutdown"):
             return []
         match code:
@@ -188,27 +256,36 @@ class Session(Voting):
             state=state,
             step=training.step if training else 0,
             tokens=training.tokens if training else 0,
-            tokens_per_s=training.tokens_per_s if training else 0.0,
+            tokens_per_s=training.tokens_per_s if training and training.tokens_per_s else self._speed,
             inner_loss=training.inner_loss if training else 0.0,
             time_left_s=training.time_left_s if training else 0.0,
             bytes_sent=0,
             bytes_received=0,
         )
 
+    def _has_enough(self) -> bool:
+        """Whether it has made steps enough to contribute, be it fewer than it was asked for."""
+        return self._training is not None and self._training.step >= work.steps_min(self.spec)
+
     def _waiting_for(self) -> str:
         if not self._line:
             return f"the leader: {self._line_problem}"
         match self.state():
+            case MemberState.JOINING if self._lacks_spec() and not self._fetching:
+                return "the run's settings that are in force, from the coordinator"
             case MemberState.JOINING:
                 why = f" (the last try failed: {self._fetch_problem})" if self._fetch_problem else ""
+                if self.ledger is not None and not self._fetching and self._newest is not None:
+                    return f"results of rounds {self.ledger.round + 1} to {self._newest.body.round}{why}"
                 return f"the state from a donor{why}"
+            case MemberState.PAUSED if self.ledger is not None and self.ledger.paused:
+                return "the operator, who has paused the run"
             case MemberState.WAITING:
-                return "a seat in the next round"
+                return f"a seat: {self._no_seat}" if self._no_seat else "a seat in the next round"
             case MemberState.READY:
                 return "the others, and the leader's plan"
             case MemberState.EXCHANGING:
-                exchange = self._part.exchange if self._part else None
-                return (exchange.waiting_for() if exchange else "") or "the leader's proposal"
+                return self._part.waiting_for() if self._part else "the leader's proposal"
             case MemberState.VOTING:
                 return "results, and a quorum of votes"
             case MemberState.TRAINING if self._training is not None and not self._training.started:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from aggregation.exchange import ExchangeEffect
+from aggregation.exchange import ExchangeEffect, Inquired
+from coordinator.rounds import work
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
-from coordinator.rounds.proposing import Evidence, deal_faults, lines_of
+from coordinator.rounds.proposing import Evidence, deal_faults, evidence_redeal_faults, lines_of
+from coordinator.rounds.redealing import SHRINKS_MOST, Lines, follows
 from node.session import events as ev
 from node.session.chain import Chain
 from node.session.events import Effect
-from node.session.part import Lines, Part, exchange_for
+from node.session.part import Part, exchange_for, redealt_for
 from protos.bounds import as_reason
 from protos.messages import (
     Commitment,
+    Inquiry,
     Refusal,
     Signed,
 )
@@ -33,10 +36,10 @@ class TakingPart(Chain):
         if self._part is not None and self._part.planned.plan_hash == event.plan_hash:
             return self._commit_to_plan()
         if refusal := self._voter.bound(plan, ledger):
-            return [ev.TellLeader(refusal)]  # it would be in vain: the leader must pass that number first
+            return [ev.TellLeader(refusal, plan.leader)]  # it would be in vain: the leader must pass that number first
         if self._part is not None and plan.attempt <= self._part.number:
             reason = f"takes part in attempt {self._part.number} already"
-            return [ev.TellLeader(Refusal(plan.epoch, plan.round, self._part.number, reason))]
+            return [ev.TellLeader(Refusal(plan.epoch, plan.round, self._part.number, reason), plan.leader)]
         effects = self._drop_part()
         self._proposed = None
         self._part = Part(event, now)
@@ -51,7 +54,7 @@ class TakingPart(Chain):
         if encoded is None:
             if training.encoding:
                 return []
-            if not training.started or training.step == 0:  # it came back, or its trainer did: there is no Δ yet
+            if not training.loaded or training.step == 0:  # it came back, or its trainer did: there is no Δ yet
                 return self._decline("has made no step yet")
             training.encoding = True
             return [ev.Encode(training.round)]
@@ -72,7 +75,8 @@ class TakingPart(Chain):
         if training is None or training.round != event.round or not training.encoding:
             return []
         training.encoding, training.encoded = False, event
-        training.step, training.tokens = event.steps, event.tokens
+        # No fewer than were said: a step that was skipped is none that was lost.
+        training.step, training.tokens = max(training.step, event.steps), event.tokens
         return self._commit_to_plan()
 
     def _encode_failed(self, round_: int, reason: str) -> list[Effect]:
@@ -89,7 +93,7 @@ class TakingPart(Chain):
         if self._part is None:
             return []
         plan = self._part.planned.plan
-        return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, as_reason(reason)))]
+        return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, as_reason(reason)), plan.leader)]
 
     def _dealt(self, event: ev.Dealt, now: Instant) -> list[Effect]:
         part, ledger = self._part, self.ledger
@@ -106,14 +110,72 @@ class TakingPart(Chain):
         part.set_hash = evidence.set_hash()
         part.exchange = exchange_for(self.me, evidence, part.lines, self.spec)
         part.exchange_ends_at = Instant(now + plan.exchange_s)
+        part.stalls_at = Instant(now + self.spec.deadlines.no_progress_s)
         begin = ev.BeginExchange(plan, part.planned.plan_hash, event.deal, event.envelope, event.commitments)
-        return [begin, *self._in_exchange(part, part.exchange.begin())]
+        effects: list[Effect] = [begin]
+        redealt, part.redealt = part.redealt, None
+        if redealt is None:
+            return [*effects, *self._in_exchange(part, part.exchange.begin())]
+        changed = self._take_redeal(part, redealt, ledger, now)  # before anything goes to who is out already
+        return [*effects, *changed]
+
+    def _redealt(self, event: ev.Redealt, now: Instant) -> list[Effect]:
+        """The leader has dealt some chunks again. It says so more than once, and an old word may come late."""
+        part, ledger = self._part, self.ledger
+        if part is None or ledger is None or event.redeal.plan != part.planned.plan_hash:
+            return []
+        if event.leader != part.planned.plan.leader:
+            return []
+        if part.redealt is not None and event.redeal.number <= part.redealt.redeal.number:
+            return []
+        if part.dealt is None:
+            part.redealt = event
+            return []
+        return self._take_redeal(part, event, ledger, now)
+
+    def _take_redeal(self, part: Part, event: ev.Redealt, ledger: Ledger, now: Instant) -> list[Effect]:
+        if part.dealt is None or part.exchange is None:
+            return []
+        evidence, redeal = part.evidence(part.dealt, event), event.redeal
+        faults = evidence_redeal_faults(evidence, part.lines)
+        earlier = part.redealt.redeal if part.redealt is not None else None
+        if earlier is not None and not follows(redeal, earlier):
+            faults.append("the redeal takes back what an earlier one said")
+        shrank = redeal.excluded != (earlier.excluded if earlier is not None else ())
+        if part.n_shrinks + shrank > SHRINKS_MOST:
+            faults.append(f"the set has shrunk {part.n_shrinks} times already")
+        if faults:
+            reason = "; ".join(faults[:3])
+            return [ev.Say(f"refused a redeal of attempt {part.number}: {reason}"), *self._decline(reason)]
+        part.redealt, part.n_shrinks = event, part.n_shrinks + shrank
+        part.set_hash = evidence.set_hash()
+        part.exchange_ends_at = Instant(now + redeal.exchange_s)
+        part.stalls_at = Instant(now + self.spec.deadlines.no_progress_s)
+        return self._in_exchange(part, part.exchange.handle(redealt_for(evidence, part.lines, self.spec)))
+
+    def _left_out(self, event: ev.Proposed) -> str:
+        """Why this member refuses to be left out: whoever reduces has acknowledged all of its rows."""
+        part, redeal = self._part, event.redeal
+        if redeal is None or part is None or part.exchange is None or part.planned.plan_hash != event.plan_hash:
+            return ""
+        if self.me not in {entry.peer for entry in redeal.excluded} or not part.exchange.is_receipted():
+            return ""
+        latest = part.redealt.redeal if part.redealt is not None else None
+        return "left out, though every reducer has acknowledged all rows" if latest == redeal else ""
+
+    def _inquired(self, inquiry: Inquiry) -> list[Effect]:
+        part = self._part
+        if part is None or part.exchange is None or inquiry.plan != part.planned.plan_hash:
+            return []
+        return self._in_exchange(part, part.exchange.handle(Inquired(tuple(str(peer) for peer in inquiry.senders))))
 
     def _in_exchange(self, part: Part, effects: list[ExchangeEffect]) -> list[Effect]:
         return [ev.InExchange(part.planned.plan_hash, effect) for effect in effects]
 
     def _attempt_over(self, epoch: int, round_: int, attempt: int, reason: str) -> list[Effect]:
         ledger, part = self.ledger, self._part
+        if reason.startswith(work.NO_SEAT):  # it may come before the commit that says so has been applied
+            return self._told_no_seat(reason.removeprefix(work.NO_SEAT))
         if ledger is None or (epoch, round_) != (ledger.epoch, ledger.round + 1):
             return []
         effects: list[Effect] = [ev.Say(f"attempt {attempt} of round {round_} failed: {reason}")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.orders import order_faults
 from coordinator.rounds.voter import body_faults
 from node.session import events as ev
 from node.session.events import Effect
@@ -22,23 +24,28 @@ from protos.messages import (
 class Voting(TakingPart):
     """What a member does about a leader's numbers and proposals."""
 
-    def _prepared(self, prepare: Prepare) -> list[Effect]:
+    def _prepared(self, prepare: Prepare, now: Instant) -> list[Effect]:
         ledger = self.ledger
         if ledger is None or self._observer:
             return []
+        if reason := self._succession.why_not(prepare.leader, ledger, now):
+            refusal = Refusal(prepare.epoch, prepare.round, prepare.attempt, reason)
+            return [ev.TellLeader(refusal, prepare.leader)]
         answer = self._voter.prepared(prepare, ledger)
         if isinstance(answer, Promise):
             return [ev.Persist(answer), ev.TellLeader(Signed(self._sealer.seal(answer)))]
-        return [ev.TellLeader(answer)]
+        return [ev.TellLeader(answer, prepare.leader)]
 
     def _proposal(self, event: ev.Proposed) -> list[Effect]:
         ledger, propose = self.ledger, event.propose
         if ledger is None or self._commit is not None or self._left or propose.round > ledger.round + 1:
             return []  # it is told again once the state has caught up
+        if not order_faults(event.orders, ledger, self.specs) and (needs := self._restore_for(event)) is not None:
+            return needs
         refusal = self._why_not(event, ledger)
         if refusal is not None:
             told: list[Effect] = [ev.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
-            return [*told, ev.TellLeader(refusal)] if self._is_voter(ledger) or self._observer else told
+            return [*told, ev.TellLeader(refusal, propose.leader)] if self._is_voter(ledger) or self._observer else told
         self._proposed = event
         if self._candidate is not None and self._candidate[0] == event.body_hash:
             return self._cast()
@@ -50,10 +57,28 @@ class Voting(TakingPart):
         lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
         return [verify_of(event, evidence, lines, self.spec)]
 
+    def _was_restored(self, event: ev.Restored) -> list[Effect]:
+        self._restored(event)
+        asked = self._restoring
+        return self._proposal(asked) if asked is not None and asked.body_hash == event.body_hash else []
+
+    def _restore_failed(self, body_hash: bytes, reason: str) -> list[Effect]:
+        asked = self._restoring
+        if asked is None or asked.body_hash != body_hash:
+            return []
+        self._restoring = None
+        propose = asked.propose
+        why = as_reason(f"the state to go back to: {reason}")
+        refusal = Refusal(propose.epoch, propose.round, propose.attempt, why)
+        is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
+        return [ev.TellLeader(refusal, propose.leader)] if is_asked else []
+
     def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
         propose = event.propose
         if self._is_voter(ledger) and (refusal := self._voter.would_vote(propose, ledger)):
             return refusal
+        if reason := self._left_out(event):
+            return Refusal(propose.epoch, propose.round, propose.attempt, reason)
         if faults := self._body_faults(event, ledger) or self._combined.faults(evidence_of(event, event.plan_hash)):
             return Refusal(propose.epoch, propose.round, propose.attempt, as_reason("; ".join(faults[:3])))
         return None
@@ -61,7 +86,10 @@ class Voting(TakingPart):
     def _body_faults(self, event: ev.Proposed, ledger: Ledger) -> list[str]:
         evidence = evidence_of(event, event.plan_hash)
         result_hashes = event.propose.proposal.result_hashes
-        return body_faults(event.body, evidence, result_hashes, ledger, self.spec, self._coordinator)
+        if self._lacks_spec():
+            return [f"revision {ledger.spec_revision} of the RunSpec is not known here"]
+        orders = self._orders_of(event)
+        return body_faults(event.body, evidence, result_hashes, ledger, self.spec, self._coordinator, orders)
 
     def _is_voter(self, ledger: Ledger) -> bool:
         return self.me in ledger.voters and not self._observer
@@ -86,7 +114,7 @@ class Voting(TakingPart):
             return []
         answer = self._voter.voted(proposed.propose, proposed.body_hash, digest, ledger)
         if isinstance(answer, Refusal):
-            return [ev.TellLeader(answer)]
+            return [ev.TellLeader(answer, proposed.propose.leader)]
         vote, record = answer
         return [ev.Persist(record), ev.TellLeader(Signed(self._sealer.seal(vote)))]
 
@@ -102,5 +130,5 @@ class Voting(TakingPart):
             propose = proposed.propose
             refusal = Refusal(propose.epoch, propose.round, propose.attempt, as_reason(f"results: {reason}"))
             is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
-            return [ev.TellLeader(refusal)] if is_asked else []
+            return [ev.TellLeader(refusal, propose.leader)] if is_asked else []
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.rounds import policy
+from coordinator.rounds import policy, work
 from node.session import events as ev
 from node.session.events import Effect
 from node.session.part import Training
@@ -21,11 +21,17 @@ class Working(SessionState):
         ledger = self.ledger
         if ledger is None or self._observer or self._left or self._voter.has_left(ledger):
             return []
+        if ledger.spec_revision != self.spec.revision:
+            return []
         seat = ledger.seat_of(self.me)
         round_ = ledger.round + 1
         if seat is None or policy.has_ended(ledger, self.spec):
             return []
-        self._training = Training(round_)
+        lease = (seat.ranges, seat.batch_scale, work.asked(seat))
+        training = Training(round_, ledger.digest, ledger.spec_revision, *lease)
+        if self._before is not None and self._before.goes_on_in(training):
+            self._trained_round = round_
+        self._training, self._before, self._no_seat = training, None, ""
         return [ev.FetchData(round_, seat.ranges), *self._train()]
 
     def _train(self) -> list[Effect]:
@@ -43,17 +49,19 @@ class Working(SessionState):
         seat = ledger.seat_of(self.me)
         if training.data_ready and not training.started and seat is not None and not self._paused_by:
             training.started = True
-            effects.append(ev.StartTraining(training.round, seat.ranges, self.spec.work.h))
+            effects.append(ev.StartTraining(training.round, seat.ranges, self.spec.work.h, seat.batch_scale))
         return effects
 
-    def _trainer_came(self) -> list[Effect]:
-        self._trainer_up, self._trained_round = True, None
+    def _trainer_came(self, moments_round: int, tokens_per_s: float) -> list[Effect]:
+        self._trainer_up, self._trained_round = True, moments_round or None
+        self._speed = tokens_per_s or self._speed
+        self._before = None
         if self._training:
             self._training.lost()
         return self._train()
 
     def _trainer_went(self, reason: str) -> list[Effect]:
-        self._trainer_up = False
+        self._trainer_up, self._before = False, None
         if self._training:
             self._training.lost()
         return [ev.Say(f"the trainer stopped: {reason}")]
@@ -65,6 +73,22 @@ class Working(SessionState):
             training.inner_loss, training.tokens_per_s = event.inner_loss, event.tokens_per_s
             training.time_left_s = event.time_left_s
         return []
+
+    def _works(self) -> bool | None:
+        """Whether the trainer has steps to make now; None while its owner keeps it from that, or it is not up."""
+        training = self._training
+        if self._paused_by or not self._trainer_up or self._observer:
+            return None
+        if training is None or training.encoded or training.encoding or not training.loaded:
+            return False
+        return training.step < training.steps and (training.started or training.step > 0)
+
+    def _told_no_seat(self, reason: str) -> list[Effect]:
+        """The leader says why this member has no seat in the round."""
+        if reason == self._no_seat:
+            return []
+        self._no_seat = reason
+        return [ev.Say(f"{work.NO_SEAT}{reason}")]
 
     def _pause(self, who: str, paused: bool) -> list[Effect]:
         before = bool(self._paused_by)
@@ -78,12 +102,18 @@ class Working(SessionState):
 
     # -- leaving ----------------------------------------------------------------------------------------------
 
-    def _leave(self, reason: str) -> list[Effect]:
-        """Say so as a last promise in the round after the newest commit that extends the held state, and stop."""
+    def _leave(self, reason: str, keeps_seat: bool = False) -> list[Effect]:
+        """Say so as a last promise in the round after the newest commit that extends the held state, and stop.
+
+        While nobody leads there is nobody to say it to: the node keeps its seat and goes on in it when started again.
+        """
         if self._left:
             return []
         self._left = True
         effects: list[Effect] = self._drop_part()
+        if (keeps_seat or not self._line) and not self._observer:
+            why = "" if keeps_seat else "no leader could be told, so "
+            return [*effects, ev.Stop(0, f"{reason}; {why}the seat is kept for a restart")]
         ledger = self._after or self.ledger
         leave = self._voter.leave(ledger) if ledger is not None and not self._observer else None
         if leave is not None:

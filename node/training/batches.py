@@ -24,6 +24,10 @@ class Batches:
         self._shards = Shards.of(spec.data)
         self._train: NDArray[np.unsignedinteger] | None = None
 
+    def amend(self, spec: RunSpec) -> None:
+        """Other settings are in force; the data are the same."""
+        self._spec = spec
+
     def batch(self, index: int) -> Ids:
         """(B, L) tokens of the batch with this number, counted on over all passes.
 

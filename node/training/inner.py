@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aggregation.vector import Layout, delta_into, load_from
+from aggregation.vector import Layout, delta_into, load_from, plain_name
+from node.training.checkpoint import CheckpointError
 from node.training.task import Task
 from protos.runspec import InnerSpec
 
@@ -20,6 +21,9 @@ MICRO_TOKENS = 2**14
 
 SKIPS_IN_A_ROW = 5
 """After so many skipped batches it is the parameters that are broken, finite or not, and no longer the data."""
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of each parameter; the inner SGD keeps nothing."""
 
 
 @dataclass(slots=True)
@@ -67,9 +71,21 @@ class InnerLoop:
             self._optimiser.state.clear()
             self.cold_step = 0
 
+    def amend(self, inner: InnerSpec) -> None:
+        """Other settings are in force from the next step on; moments and progress stay."""
+        self._inner = inner
+        for group in self._optimiser.param_groups:
+            if group["weight_decay_tuned"]:
+                group["weight_decay"] = inner.weight_decay
+
     def unload(self) -> None:
         """Forget the anchor: the parameters are about to become something else."""
         self._anchor = None
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the parameters are no round's."""
+        return self._anchor is None
 
     def step(self, ids_BL: Tensor, lr: float) -> float | None:
         """One optimiser step on a batch of tokens: its mean loss, or None where the batch was skipped."""
@@ -101,6 +117,45 @@ class InnerLoop:
         """
         if not self._is_finite():
             self._restore()
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Parameters and moments as views, by name: what a checkpoint holds. No wrapper of the module is in a name."""
+        found: dict[str, NDArray[np.float32]] = {}
+        for name, parameter in self._named:
+            plain = plain_name(name)
+            found[f"parameter/{plain}"] = parameter.detach().numpy()
+            for key, value in sorted(self._optimiser.state.get(parameter, {}).items()):
+                found[f"{key}/{plain}"] = value.detach().numpy()
+        return found
+
+    def warm(self, tensors: Mapping[str, NDArray[np.float32]], cold_step: int) -> None:
+        """Take the moments of a checkpoint. Raises CheckpointError, and then changes nothing."""
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for name, parameter in self._named:
+            plain = plain_name(name)
+            moments = {key: tensors[f"{key}/{plain}"] for key in _MOMENTS if f"{key}/{plain}" in tensors}
+            shapes = {key: () if key == "step" else tuple(parameter.shape) for key in moments}
+            if any(values.shape != shapes[key] for key, values in moments.items()):
+                raise CheckpointError(f"the moments of {plain} have another shape")
+            if len(moments) not in (0, len(_MOMENTS)) or (moments and self._inner.optimiser == "sgd"):
+                raise CheckpointError(f"the moments of {plain} are another optimiser's")
+            if moments:
+                state[parameter] = {key: torch.from_numpy(np.array(values)) for key, values in moments.items()}
+        self._optimiser.state.clear()
+        self._optimiser.state.update(state)
+        self.cold_step = cold_step
+
+    def go_on(self, tensors: Mapping[str, NDArray[np.float32]], tally: Tally) -> None:
+        """Take the parameters of a checkpoint made since this anchor. Raises CheckpointError, and changes nothing."""
+        self._required_anchor()
+        for name, parameter in self._named:
+            values = tensors.get(f"parameter/{plain_name(name)}")
+            if values is None or values.shape != tuple(parameter.shape):
+                raise CheckpointError(f"the parameter {plain_name(name)} is missing or has another shape")
+        with torch.no_grad():
+            for name, parameter in self._named:
+                parameter.copy_(torch.from_numpy(np.array(tensors[f"parameter/{plain_name(name)}"])))
+        self.tally = tally
 
     def delta_into(self, out_P: NDArray[np.float32], start: int) -> None:
         """Write anchor minus parameters, values [start, start + P) of the flat vector."""
@@ -144,7 +199,7 @@ def optimiser_of(parameters: Iterable[nn.Parameter], inner: InnerSpec) -> torch.
         is_exempt = inner.decay_exempt == "one_dimensional" and parameter.ndim < 2
         (exempt if is_exempt else decayed).append(parameter)
     groups = [
-        {"params": params, "weight_decay": decay}
+        {"params": params, "weight_decay": decay, "weight_decay_tuned": params is decayed}
         for params, decay in ((decayed, inner.weight_decay), (exempt, 0.0))
         if params
     ]

@@ -38,6 +38,8 @@ class Start:
     threads: int
     rank: int = 0
     ranks: int = 1
+    run: str = ""
+    checkpoints: str = ""  # the folder for them; empty: make none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +53,23 @@ class Load:
     round: int  # of the commit that this is the state after
     nominal_step: int  # nominal steps of all rounds up to it
     fresh_moments: bool
+    anchor: str = ""  # the state's digest, hex: the name by which a checkpoint knows its anchor
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train on the batches of these ranges, in order, one a step, and stop after the last.
+    """Train on the batches of these ranges, in order, `batch_scale` of them a step, and stop after the last whole step.
 
-    Without a Load since the last Train the steps add up: the local parameters go on, what was used stays used, and
-    what is left of the earlier ranges is given up. The pieces of all these batches are on disk.
+    Without a Load since the last Train the steps add up and the local parameters go on. What was used since the Load
+    stays used: where these ranges begin with it, training goes on after it; else what is left of the earlier ranges is
+    given up. The pieces of all these batches are on disk.
     """
 
     round: int
     ranges: tuple[Range, ...]
     h: int  # nominal H, for the learning rate
-    first_k: int = 0  # the k of the first of them; at least the number of batches used since the Load
+    first_k: int = 0  # the k of the first of them; at least the number of steps made since the Load
+    batch_scale: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,13 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Amend:
+    """The run's settings have changed, as far as they can while a run goes on: work by these from the next step on."""
+
+    spec_path: str  # RunSpec as JSON
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Make no step until Resume."""
 
@@ -104,7 +116,7 @@ class Quit:
     """End the process."""
 
 
-Command = Start | Load | Train | Encode | Evaluate | Pause | Resume | Quit
+Command = Start | Load | Train | Encode | Evaluate | Amend | Pause | Resume | Quit
 
 
 # -- reports: what the trainer says ------------------------------------------------------------------------------
@@ -117,6 +129,7 @@ class Ready:
     n_values: int
     layout_digest: str  # hex
     tokens_per_s: float
+    moments_round: int = 0  # the round that the moments of a checkpoint are of, which a Load would take; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ class Progress:
     """How far the training since the anchor is: at the beginning and the end of a Train, else twice a second."""
 
     round: int
-    step: int  # batches used since the anchor
+    step: int  # steps since the anchor: batches used, by `batch_scale`
     n_steps: int  # the same at the end of this Train
     tokens: int  # of the used batches
     loss: float  # mean over the last steps; 0 while unknown
@@ -166,13 +179,30 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint is on disk, or could not be written; training goes on either way."""
+
+    round: int
+    step: int  # batches used since the anchor
+    save_s: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that the contributor should read."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The trainer can't go on, and ends. The last report."""
 
     reason: str
 
 
-Report = Ready | Progress | Written | Encoded | Evaluated | Failed
+Report = Ready | Progress | Written | Encoded | Evaluated | Saved | Remark | Failed
 
 
 class Trainer(Protocol):
@@ -292,10 +322,10 @@ _READ_BY_TYPE: dict[Any, Callable[[Any], Any]] = {
 }
 _RANGE_FIELDS = frozenset({"ranges", "used"})
 _COMMANDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Start, Load, Train, Encode, Evaluate, Pause, Resume, Quit)
+    kind.__name__: kind for kind in (Start, Load, Train, Encode, Evaluate, Amend, Pause, Resume, Quit)
 }
 _REPORTS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Ready, Progress, Written, Encoded, Evaluated, Failed)
+    kind.__name__: kind for kind in (Ready, Progress, Written, Encoded, Evaluated, Saved, Remark, Failed)
 }
 _READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     name: {field: _READ_BY_TYPE[hint] for field, hint in get_type_hints(kind).items()}

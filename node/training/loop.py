@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import assert_never
@@ -21,9 +22,12 @@ from aggregation.codec import feedback
 from aggregation.errors import CodecError
 from aggregation.vector import layout_of, load_from
 from node.training.batches import Batches
+from node.training.checkpoint import CheckpointError, Position, joined
 from node.training.evaluation import evaluate
-from node.training.inner import InnerLoop
+from node.training.inner import InnerLoop, Tally
+from node.training.keeping import Keeper
 from node.training.link import (
+    Amend,
     Command,
     Encode,
     Encoded,
@@ -84,6 +88,8 @@ class TrainerLoop:
         work.step()
         ended_at = self._clock()
         work.train_s += ended_at - began_at
+        if work.keeper is not None and work.keeper.is_due(ended_at):
+            work.save()
         if work.n_left == 0 or ended_at - work.reported_at >= PROGRESS_S:
             self._say_progress(work, ended_at)
 
@@ -102,11 +108,15 @@ class TrainerLoop:
                 self._encode(self._started(), command)
             case Evaluate():
                 self._report(self._started().evaluate(command))
+            case Amend(spec_path):
+                self._started().amend(RunSpec.from_bytes(Path(spec_path).read_bytes()))
             case Pause() | Resume():
                 self._paused = isinstance(command, Pause)
                 if self._work is not None:
                     self._say_progress(self._work, self._clock())
             case Quit():
+                if self._work is not None:
+                    self._work.save()
                 return False
             case _:
                 assert_never(command)
@@ -119,7 +129,20 @@ class TrainerLoop:
         self._work = _Work(spec, self._build(spec), Path(command.data_dir))
         tokens_per_s = self._work.measure(self._clock)
         layout = self._work.layout
-        self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s))
+        if not command.checkpoints:
+            self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s))
+            return
+        keeper = self._work.keeper = Keeper(
+            Path(command.checkpoints),
+            run=command.run,
+            layout=layout.digest.hex(),
+            spec=spec.to_bytes(),
+            n_values=layout.n_values,
+            report=self._report,
+            clock=self._clock,
+        )
+        self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s, keeper.moments_round))
+        keeper.say()
 
     def _encode(self, work: _Work, command: Encode) -> None:
         said_at = self._clock()
@@ -132,6 +155,7 @@ class TrainerLoop:
                 self._report(Written(command.round, n_chunks))
 
         self._report(work.encode(command, written, self._clock))
+        work.save()  # the others' turn now: the moments are those that the next round begins with
 
     def _started(self) -> _Work:
         if self._work is None:
@@ -174,34 +198,105 @@ class _Work:
         self._ranges: tuple[Range, ...] = ()
         self._indices: Iterator[int] = iter(())
         self._position = 0  # batches used of `_ranges`
+        self._scale = 1  # batches of a step
         self._recent: list[float] = []
         self._last_loss = 0.0
+        self.keeper: Keeper | None = None
+        self._anchor = ""
+        self._n_kept = 0  # of `_position`, what a checkpoint brought
 
     @property
     def n_left(self) -> int:
-        return count(self._ranges) - self._position
+        """Steps of this Train that are still to be made."""
+        return (count(self._ranges) - self._position) // self._scale
 
     def load(self, command: Load) -> None:
         check_layout(self.layout, self._spec)
         theta_D = map_vector(Path(command.theta_path), self.layout.n_values)
         self._inner.load(theta_D, fresh_moments=command.fresh_moments)
-        self._round, self._nominal_step = command.round, command.nominal_step
+        self._round, self._nominal_step, self._anchor = command.round, command.nominal_step, command.anchor
         self._forget()
+        self._warm(command)
+
+    def amend(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._inner.amend(spec.inner)
+        self._batches.amend(spec)
+        if self.keeper is not None:
+            self.keeper.amend(spec.to_bytes())
 
     def train(self, command: Train) -> None:
-        self._used += prefix(self._ranges, self._position)
-        self._round, self._ranges = command.round, command.ranges
-        self._h, self._first_k = command.h, max(command.first_k, count(self._used))
+        used = joined((*self._used, *prefix(self._ranges, self._position)))
+        n_used = count(used)
+        self._round, self._ranges, self._scale = command.round, command.ranges, max(command.batch_scale, 1)
+        goes_on = joined(prefix(command.ranges, n_used)) == used  # the same lease, which may have grown
+        self._used, self._position = ((), n_used) if goes_on else (used, 0)
+        n_made, n_before = self._position // self._scale, count(self._used) // self._scale
+        self._h, self._first_k = command.h, max(command.first_k - n_made, n_before)
         self._indices = (span.start + i for span in command.ranges for i in range(span.count))
-        self._position = 0
-        self.train_s = 0.0
+        self._indices = islice(self._indices, self._position, None)
+        self._n_kept, self.train_s = self._position, 0.0
+        if self.keeper is not None:
+            self.keeper.begin()
+            self._go_on(self.keeper)
+
+    def save(self) -> None:
+        """Write a checkpoint, if they are kept and there is anything new since the last one."""
+        if self.keeper is None or not self.keeper.n_unsaved or self._inner.is_unloaded:
+            return
+        tally = self._inner.tally
+        used = joined((*self._used, *prefix(self._ranges, self._position)))
+        position = Position(
+            self.keeper.belongs,
+            self._anchor,
+            self._round,
+            used,
+            tally.steps,
+            tally.skipped,
+            tally.sum_lr,
+            tally.sum_loss,
+            self._inner.cold_step,
+            self._scale,
+        )
+        self.keeper.save(position, self._inner.tensors())
+
+    def _warm(self, command: Load) -> None:
+        """In a fresh process: the moments that the last one left, unless they are to be fresh."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        if command.fresh_moments:
+            keeper.drop()
+        elif (kept := keeper.moments_for(command.round)) is not None:
+            try:
+                self._inner.warm(kept.tensors, kept.position.cold_step)
+            except CheckpointError as error:
+                keeper.drop(str(error))
+
+    def _go_on(self, keeper: Keeper) -> None:
+        """In a fresh process: from where the last one stood, if that was in this very work."""
+        kept = keeper.progress_for(self._anchor, self._ranges, self._scale)
+        if kept is None:
+            return
+        was = kept.position
+        try:
+            self._inner.go_on(kept.tensors, Tally(was.steps, was.skipped, was.sum_lr, was.sum_loss))
+        except CheckpointError as error:
+            keeper.drop(str(error))
+            return
+        self._position = self._n_kept = count(was.used)
+        for _ in range(self._position):
+            next(self._indices)
 
     def step(self) -> None:
-        ids_BL = torch.from_numpy(self._batches.batch(next(self._indices)))
-        k = self._first_k + self._position
+        batches = [self._batches.batch(index) for index in islice(self._indices, self._scale)]
+        ids_BL = torch.from_numpy(np.concatenate(batches) if self._scale > 1 else batches[0])
+        k = self._first_k + self._position // self._scale
         lr = inner_lr(self._spec.inner, self._nominal_step, k, self._h, self._inner.cold_step)
         loss = self._inner.step(ids_BL, lr)
-        self._position += 1
+        self._position += self._scale
+        if self.keeper is not None:
+            self.keeper.n_unsaved += self._scale
         if loss is not None:
             self._recent.append(loss)
 
@@ -209,16 +304,20 @@ class _Work:
         if self._recent:
             self._last_loss = sum(self._recent) / len(self._recent)
             self._recent.clear()
-        step = count(self._used) + self._position
-        tokens_per_s = self._position * self._spec.work.batch_tokens / self.train_s if self.train_s > 0 else 0.0
+        n_used = count(self._used) + self._position
+        step = n_used // self._scale
+        tokens_per_s = (
+            (self._position - self._n_kept) * self._spec.work.batch_tokens / self.train_s if self.train_s > 0 else 0.0
+        )
+        step_tokens = self._scale * self._spec.work.batch_tokens
         return Progress(
             round=self._round,
             step=step,
             n_steps=step + self.n_left,
-            tokens=step * self._spec.work.batch_tokens,
+            tokens=n_used * self._spec.work.batch_tokens,
             loss=self._last_loss,
             tokens_per_s=tokens_per_s,
-            time_left_s=self.n_left * self._spec.work.batch_tokens / tokens_per_s if tokens_per_s else 0.0,
+            time_left_s=self.n_left * step_tokens / tokens_per_s if tokens_per_s else 0.0,
             skipped_steps=self._inner.tally.skipped,
             paused=paused,
         )
@@ -233,7 +332,7 @@ class _Work:
         codec_spec = self._spec.codec
         self._inner.restore_if_broken()
         self._used += prefix(self._ranges, self._position)
-        self._ranges, self._position = (), 0
+        self._ranges, self._position, self._n_kept = (), 0, 0
         grid = ChunkGrid(self.layout.n_values, codec_spec.chunk_values)
         area = CodesArea(Path(command.codes_path), grid, codec_spec.name, codec_spec.block, writable=True)
         leftovers = _Leftovers(command, grid) if command.next_path else None
@@ -294,7 +393,7 @@ class _Work:
 
     def _forget(self) -> None:
         self._used, self._ranges, self._indices = (), (), iter(())
-        self._position, self._first_k, self.train_s = 0, 0, 0.0
+        self._position, self._n_kept, self._first_k, self.train_s = 0, 0, 0, 0.0
         self._recent.clear()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from node.session import events as ev
 from node.training.link import (
+    Amend,
     Encode,
     Encoded,
     Evaluate,
@@ -17,8 +18,10 @@ from node.training.link import (
     Pause,
     Progress,
     Ready,
+    Remark,
     Report,
     Resume,
+    Saved,
     Start,
     Train,
     Trainer,
@@ -87,6 +90,9 @@ class Supervisor:
         self.n_restarts = 0
         self.last_end = ""
         """Why the trainer ended the last time; empty while it never has."""
+        self.checkpoint: dict[str, float] = {}
+        """Where a restart would go on: round, step, and what writing it took; empty while there is none."""
+        self.checkpoint_problem = ""
 
     async def run(self) -> None:
         """Until cancelled. Raises TrainerGivenUp or LayoutMismatch."""
@@ -111,15 +117,20 @@ class Supervisor:
             self._drop_waiters()
             await self._trainer.stop()
 
-    def load(self, theta_path: Path, round_: int, nominal_step: int, fresh_moments: bool) -> None:
+    def load(self, theta_path: Path, round_: int, nominal_step: int, fresh_moments: bool, anchor: bytes = b"") -> None:
         self._trains = None
-        self._trainer.send(Load(str(theta_path), round_, nominal_step, fresh_moments))
+        self._trainer.send(Load(str(theta_path), round_, nominal_step, fresh_moments, anchor.hex()))
         self._settle(False)
 
-    def train(self, round_: int, ranges: tuple[Range, ...], h: int) -> None:
+    def train(self, round_: int, ranges: tuple[Range, ...], h: int, batch_scale: int = 1) -> None:
         self._trains = round_
-        self._trainer.send(Train(round_, ranges, h))
+        self._trainer.send(Train(round_, ranges, h, batch_scale=batch_scale))
         self._settle(True)
+
+    def amend(self) -> None:
+        """The file of the RunSpec that it started with holds another revision now."""
+        if self._up.is_set():
+            self._trainer.send(Amend(self._start.spec_path))
 
     def pause(self, paused: bool) -> None:
         self._trainer.send(Pause() if paused else Resume())
@@ -192,7 +203,7 @@ class Supervisor:
 
     def _report(self, report: Report) -> None:
         match report:
-            case Ready(n_values, layout_digest, tokens_per_s):
+            case Ready(n_values, layout_digest, tokens_per_s, moments_round):
                 if layout_digest != self._layout_digest:
                     wanted = self._layout_digest[:12]
                     raise LayoutMismatch(f"the model as built here has layout {layout_digest[:12]}, the run's {wanted}")
@@ -200,7 +211,7 @@ class Supervisor:
                 steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
                 self._patience_s = self._least_patience_s + steps_s + 4 * n_values / PATIENCE_BYTES_PER_S
                 self._up.set()
-                self._post(ev.TrainerUp())
+                self._post(ev.TrainerUp(moments_round, tokens_per_s))
             case Progress():
                 if report.round == self._trains:
                     self._settle(report.step < report.n_steps and not report.paused)
@@ -221,8 +232,23 @@ class Supervisor:
                 self._n_failures = 0
                 if self._evaluating is not None and not self._evaluating.done():
                     self._evaluating.set_result(report)
+            case Saved():
+                self._saved(report)
+            case Remark(text):
+                self._say(text)
             case Failed():
                 pass
+
+    def _saved(self, report: Saved) -> None:
+        """A disk that is full is said once, and once more when it has room again."""
+        before, self.checkpoint_problem = self.checkpoint_problem, report.problem
+        if report.problem:
+            if report.problem != before:
+                self._say(f"no checkpoint could be written ({report.problem}): a restart would cost this node's steps")
+            return
+        self.checkpoint = {"round": report.round, "step": report.step, "save_s": report.save_s}
+        if before:
+            self._say("checkpoints are written again")
 
     def _drop_waiters(self) -> None:
         self._written = _nobody

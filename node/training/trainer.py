@@ -1,7 +1,8 @@
 """The trainer process: `python -m node.training.trainer --in FD --out FD --parent PID`, started by the agent only.
 
 It ends when the agent does: the kernel kills it (Linux), and everywhere the command pipe closes, which a thread of its
-own watches for while a step runs. SIGINT is the agent's to decide about.
+own watches for while a step runs. SIGINT, SIGTERM and SIGHUP, which a terminal or a service manager sends to all
+processes at once, are the agent's to decide about.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def main(arguments: list[str]) -> int:
 
 def serve(commands_fd: int, reports_out: BinaryIO) -> int:
     """Carry out the commands that come from a pipe, and report to another."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     commands: SimpleQueue[Command] = SimpleQueue()
     Thread(target=_read, args=(commands_fd, commands), daemon=True).start()
 

@@ -154,18 +154,18 @@ def test_late_and_unknown_events_change_nothing() -> None:
 def test_who_can_not_combine_says_so() -> None:
     one = exchange("r", ["a"], [("r",)])
     arrive(one, "a", 0)
-    assert one.handle(CombineFailed(0, "no memory")) == [ReportMissing(())]
-    assert one.handle(Expired()) == [ReportMissing(())]
-    assert one.report_again() == [ReportMissing(())]
+    assert one.handle(CombineFailed(0, "no memory")) == [ReportMissing((), unable=True)]
+    assert one.handle(Expired()) == [ReportMissing((), unable=True)]
+    assert one.report_again() == [ReportMissing((), unable=True)]
 
 
 def test_who_can_not_take_rows_in_blames_no_sender() -> None:
     one = exchange("r", ["a"], [("r",)])
     assert one.admit("a", 0, ROW_BYTES[0]) == ""
     assert one.handle(RowBroken("a", 0)) == []
-    assert one.handle(Unable()) == [ReportMissing(())]
+    assert one.handle(Unable()) == [ReportMissing((), unable=True)]
     assert one.handle(Unable()) == []  # it is said once, however often the sender tries
-    assert one.handle(Expired()) == [ReportMissing(())]
+    assert one.handle(Expired()) == [ReportMissing((), unable=True)]
 
 
 def test_while_it_combines_nothing_is_missing() -> None:

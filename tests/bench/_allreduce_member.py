@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -34,6 +35,7 @@ from node.results import ResultsArea, ResultsStore
 from node.session.events import BeginExchange, Verify
 from node.stages import Stages
 from node.training.shared import CodesArea, frame_sizes
+from node.vectors import each_chunk
 from node.whereabouts import Whereabouts
 from protos.messages import Commitment, Missing, Range, Results, Signed
 from protos.runspec import RunSpec
@@ -88,7 +90,8 @@ class _Member:
         self._identity = Identity.from_private_bytes(setup.private_key)
         self._me = self._identity.peer
         self._sealer = KeySealer(self._identity, setup.run)
-        self._pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="bytes")
+        self._n_threads = max(2, os.cpu_count() or 2)
+        self._pool = ThreadPoolExecutor(self._n_threads, thread_name_prefix="bytes")
         self._stages = Stages()
         self._exchanging: Exchanging | None = None
         spec = setup.cases[0].spec
@@ -141,7 +144,8 @@ class _Member:
         return np.asarray(np.memmap(folder / name, np.float32, "w+", shape=(self._grid.n_values,)))
 
     async def live(self) -> None:
-        holder = NodeHolder(cast(Any, None), self._results, cast(Any, None), lambda: self._exchanging)
+        nothing = cast(Any, None)
+        holder = NodeHolder(nothing, self._results, nothing, nothing, lambda: self._exchanging, wait_s=1.0)
         server = NodeServer(
             self._setup.credentials,
             holder,
@@ -231,7 +235,8 @@ class _Member:
         with self._stages.timed("encode", 4 * (stop - start)):
             codec.encode_into(spec.codec.name, self._input_D[start:stop], frame, block=spec.codec.block)
         with self._stages.timed("hash", frame.nbytes):
-            return chunk_root(frame, spec.codec.leaf_values), codec.squared_norm(frame)
+            norm_sq = codec.measure(frame, codec=spec.codec.name, block=spec.codec.block, n_values=stop - start)
+            return chunk_root(frame, spec.codec.leaf_values), norm_sq
 
     async def _exchange(
         self, case: Case, begin: Begin, dealt: Dealt, paths: tuple[tuple[bytes, ...], ...], area: ResultsArea
@@ -275,8 +280,8 @@ class _Member:
     async def _fetch(self, spec: RunSpec, begin: Begin, dealt: Dealt, agreed: Agreed) -> None:
         fetcher = Fetcher(
             self._me, spec, peers=self._peers, whereabouts=self._whereabouts, landmarks=cast(Any, None),
-            store=cast(Any, None), results=self._results, pieces=cast(Any, None), pool=self._pool,
-            say=lambda _: None, seconds=time.monotonic,
+            store=cast(Any, SimpleNamespace(grid=self._grid)), results=self._results, pieces=cast(Any, None),
+            pool=self._pool, say=lambda _: None, seconds=time.monotonic, open_commit=cast(Any, None),
         )  # fmt: skip
         holders = tuple(dealt.commitments)
         verify = Verify(
@@ -290,7 +295,7 @@ class _Member:
         def decode(chunk: int) -> None:
             start, stop = self._grid.bounds(chunk)
             with self._stages.timed("decode", 4 * (stop - start)):
-                codec.decode_into(area.frame(chunk), self._output_D[start:stop])
+                codec.decode_into(area.frame(chunk), self._output_D[start:stop], checked=True)
 
         await self._each_chunk(decode)
 
@@ -304,10 +309,15 @@ class _Member:
     # -- small things ---------------------------------------------------------------------------------------------
 
     async def _each_chunk(self, work: Callable[[int], W]) -> list[W]:
-        loop = asyncio.get_running_loop()
-        return await asyncio.gather(
-            *(loop.run_in_executor(self._pool, work, chunk) for chunk in range(self._grid.n_chunks))
-        )
+        """What the work gives for each chunk; threads take chunk after chunk, as a node's do."""
+        loop, done = asyncio.get_running_loop(), dict[int, W]()
+
+        def one(chunk: int) -> None:
+            done[chunk] = work(chunk)
+
+        chunks = range(self._grid.n_chunks)
+        await loop.run_in_executor(self._pool, partial(each_chunk, chunks, one, self._pool, self._n_threads - 1))
+        return [done[chunk] for chunk in chunks]
 
     def _held_bytes(self) -> int:
         """Room that encoded values take on disk now: rows, own codes and the results of this attempt."""

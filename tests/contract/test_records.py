@@ -117,6 +117,23 @@ def test_what_one_publishes_all_find_and_the_newest_counts(play: Play) -> None:
     play(scenario)
 
 
+def test_who_only_dials_out_tells_no_address_and_is_still_found(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, b = (Identity.generate() for _ in range(2))
+        nodes = [await world.node(a), await world.node(b)]
+        assert nodes[1].addresses()
+        await nodes[1].dial_out_only()
+        await nodes[1].dial_out_only()  # once more changes nothing
+        assert not nodes[1].addresses()
+        found = None
+        while found is None:  # its helper process is another one now
+            await nodes[1].publish(record(b.peer, 2))
+            found = await nodes[0].find(b.peer, 2)
+        assert found == record(b.peer, 2)
+
+    play(scenario)
+
+
 def test_what_others_write_under_a_key_does_not_count(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b, mallory = (Identity.generate() for _ in range(3))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.leading.driver import Driver
 from coordinator.leading.ports import Arrived, Line, Observation
-from coordinator.rounds.events import Committed, Effect, Event, Instant, Opened, View
+from coordinator.rounds.events import Committed, Effect, Event, Instant, Opened, Ordered, View
 from coordinator.rounds.ledger import Ledger
 from protos.messages import AttemptFailed, Goodbye, Heartbeat, Hello, MemberState, PeerId, Promise, Proposal
 from protos.wire import decode_leader_frame
@@ -64,6 +64,9 @@ class World:
         if self.on_disk is not None:
             await self.on_disk.wait()
         self.trace.append(f"committed {after.round}")
+
+    async def orphan(self, fork: Ledger) -> None:
+        self.trace.append(f"orphaned after {fork.round}")
 
     def observe(self, observation: Observation) -> None:
         self.observations.append(observation)
@@ -133,7 +136,7 @@ def driven(
     *,
     machine: Machine | None = None,
     world: World | None = None,
-    paused: bool = False,
+    orders: Sequence[Ordered] = (),
 ) -> Bench:
     """Run a driver through a scene, stop it, and give what there is to look at."""
 
@@ -142,7 +145,7 @@ def driven(
         used_machine, used_world, clock = machine or Machine(), world or World(), FakeClock()
         driver = Driver(
             used_machine, ledger,
-            journal=used_world, prober=used_world, clock=clock, audience=used_world, paused=paused,
+            journal=used_world, prober=used_world, clock=clock, audience=used_world, orders=orders,
         )  # fmt: skip
         bench = Bench(driver, used_machine, used_world, clock)
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:

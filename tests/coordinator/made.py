@@ -140,10 +140,11 @@ def next_commit(ledger: Ledger, *, counted: tuple[PeerId, ...] = (), seats: tupl
         if (seat := ledger.seat_of(peer)) is not None
     )
     used = {member.peer: member.used for member in members}
+    kept = set() if members else {seat.peer for seat in seats}  # over an empty round
     returned = tuple(
         Range(seat.ranges[0].start + len(used.get(seat.peer, ())), left)
         for seat in ledger.seats
-        if (left := seat.ranges[0].count - len(used.get(seat.peer, ())))
+        if seat.peer not in kept and (left := seat.ranges[0].count - len(used.get(seat.peer, ())))
     )
     body = Body(
         run=ledger.run, epoch=ledger.epoch, round=ledger.round + 1, previous=ledger.head, attempt=0,
@@ -171,10 +172,10 @@ class Chained:
     after: Ledger
 
 
-def journal(path: Path) -> tuple[Journal, Ledger]:
+def journal(place: Path | str) -> tuple[Journal, Ledger]:
     """A journal with commit 0."""
     commit, body, ledger = genesis()
-    return Journal.create(path, RUN.peer, commit, body, ledger, origin_unix_s=1000.0), ledger
+    return Journal.create(place, RUN.peer, commit, body, ledger, origin_unix_s=1000.0), ledger
 
 
 def append(to: Journal, link: Chained, at_run_s: float = 1.0) -> None:

@@ -172,6 +172,7 @@ def test_uses_are_counted_across_restarts(gate: Gate, tmp_path: Path) -> None:
     token = gate.token(uses=1)
     gate.admission.admit(admit_request(ALICE, gate.operator, token=token), 1.0)
     again = Journal.open(tmp_path / "journal.sqlite", RUN.peer)
+    again.begin_term("again")
     serial_used = again.admit(BOB.peer, "", "1", _serial(token), 1, observer=False, at_run_s=2.0)
     again.close()
     assert not serial_used

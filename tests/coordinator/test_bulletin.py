@@ -128,4 +128,5 @@ def test_status_has_the_contracts_keys() -> None:
     assert (status["deadline_in_s"], status["members"][0]["last_seen_s"]) == (5.0, 10.0)
     assert set(status["members"][0]) == {
         "peer", "name", "state", "standing", "step", "tokens_per_s", "reachable", "last_seen_s", "observer",
+        "idle_share",
     }  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.children import LOG_BYTES_MOST, Child, Supervised, last_line
 from coordinator.leftovers import MARK, end_leftovers, marked
-from coordinator.parent import is_alive
+from coordinator.parent import ORPHANED, is_alive
 
 ROOT = Path(__file__).parents[2]
 SLEEPER = "import time; print('ready', flush=True); time.sleep(60)"
@@ -110,7 +110,7 @@ def test_a_child_ends_with_its_parent() -> None:
 def test_a_child_of_another_parent_ends_at_once() -> None:
     code = f"from coordinator.parent import end_with; end_with(1); {SLEEPER}"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=10)
-    assert found.returncode == -signal.SIGTERM
+    assert found.returncode == -ORPHANED
 
 
 def test_what_stays_is_named_and_ended() -> None:
@@ -135,3 +135,33 @@ def test_what_stays_is_named_and_ended() -> None:
     assert len(names) == len(said) == 1
     assert str(process.pid) in names[0]
     assert asyncio.run(end_leftovers(mark, said.append)) == []
+
+
+def test_an_orphan_stops_cleanly_however_often_it_is_told() -> None:
+    """The kernel tells it once for each thread that its parent had."""
+    code = (
+        "import asyncio\n"
+        "from coordinator.app import on_signals\n"
+        "async def main():\n"
+        "    stop = on_signals(lambda text: None)\n"
+        "    print('ready', flush=True)\n"
+        "    await stop.wait()\n"
+        "    print('stopping', flush=True)\n"
+        "    await asyncio.to_thread(input)\n"
+        "    print('clean', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(ORPHANED)
+        assert child.stdout.readline() == "stopping\n"
+        child.send_signal(ORPHANED)
+        out, _ = child.communicate("\n", timeout=10)
+    finally:
+        child.kill()
+    assert out == "clean\n"
+    assert child.returncode == 0

@@ -106,21 +106,56 @@ def test_status_and_ledger_of_a_run_at_rest(tmp_path: Path, capsys: pytest.Captu
     assert (code, row["round"], row["commit_hash"]) == (0, 0, status["head"])
 
 
-def test_pause_is_noted_for_when_the_run_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make_run(tmp_path / "run")
-    code, out, _ = run(capsys, "pause", "--data", str(folder.path))
+def test_orders_wait_until_the_run_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(make_run(tmp_path / "run").path)
+    code, out, _ = run(capsys, "pause", "--data", folder, "--reason", "a look")
     assert code == 0
-    assert "will pause" in out
-    from coordinator.folder import read_founded
-    from coordinator.journal import Journal
+    assert "order 1 (pause) is noted" in out
+    run(capsys, "amend", "--data", folder, "--set", "inner.lr=0.001")
+    _, out, _ = run(capsys, "status", "--data", folder, "--json")
+    status = json.loads(out)
+    assert [each["kind"] for each in status["orders_waiting"]] == ["pause", "amend"]
+    assert status["orders_waiting"][0]["reason"] == "a look"
+    assert (status["next_order"], status["newest_revision"], status["spec_revision"]) == (3, 2, 1)
 
-    journal = Journal.open(folder.journal, read_founded(folder).run)
-    assert journal.recover().paused
-    journal.close()
-    run(capsys, "resume", "--data", str(folder.path))
-    journal = Journal.open(folder.journal, read_founded(folder).run)
-    assert not journal.recover().paused
-    journal.close()
+
+def test_an_order_may_be_signed_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run")
+    key, file = tmp_path / "run.pem", tmp_path / "order"
+    (folder.keys / "run.pem").rename(key)
+    data = str(folder.path)
+    code, _, err = run(capsys, "end", "--data", data)
+    assert (code, "--key FILE" in err) == (6, True)
+    code, out, _ = run(capsys, "end", "--data", data, "--key", str(key), "--out", str(file), "--after", "7")
+    assert code == 0
+    assert "order 1 (end)" in out
+    assert run(capsys, "status", "--data", data, "--json")[1].count('"kind"') == 0
+    assert run(capsys, "order", str(file), "--data", data)[0] == 0
+    code, _, err = run(capsys, "order", str(file), "--data", data)
+    assert (code, "has been given before: sign it as number 2" in err) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["amend", "--set", "codec.block=64"], 2, "codec.block can't change while the run goes on"),
+        (["amend", "--set", "inner.lrr=1"], 2, "did you mean inner.lr?"),
+        (["amend", "--set", "inner.lr=fast"], 2, "inner.lr"),
+        (["amend", "--set", "work.h=30"], 2, "these settings already"),
+        (["amend"], 2, "nothing is to be changed"),
+        (["rollback", "7"], 2, "round 7 is not in the ledger"),
+        (["rollback", "0"], 5, "the observer doesn't hold the state after round 0; it holds those of: none"),
+        (["evict", "nobody"], 2, "give a whole peer id"),
+        (["evict", "nobody", "--key", "missing.pem"], 6, "missing.pem"),
+    ],
+)
+def test_orders_that_can_not_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, why: str
+) -> None:
+    folder = make_run(tmp_path / "run")
+    found = run(capsys, *words, "--data", str(folder.path))
+    assert found[0] == code, found
+    assert why in found[2]
 
 
 def test_an_invite_carries_a_token_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from coordinator.rounds.events import (
     Heard,
     Instant,
     Opened,
-    PauseAsked,
+    Ordered,
     Persist,
     Probe,
     Reached,
@@ -38,8 +38,12 @@ from protos.messages import (
     Refusal,
     Welcome,
 )
+from protos.orders import Kind
 from tests.coordinator.driving import ALICE, BOB, FAILED, Bench, FakeLine, Machine, World, arrived, driven, heartbeat
 from tests.coordinator.made import RUN, genesis, identity, next_commit, record
+from tests.coordinator.rounds.ordered import ordered
+
+PAUSE = Ordered(ordered(1, Kind.PAUSE))
 
 
 def test_what_must_be_on_disk_is_there_before_anything_after_it_is_sent() -> None:
@@ -205,12 +209,12 @@ def test_it_sleeps_until_the_machine_wants_to_be_woken() -> None:
             return []
 
         bench.machine.answers, bench.machine.wake = answers, Instant(0.002)
-        bench.driver.pause(True)
+        bench.driver.order(PAUSE)
         await woken.wait()
 
     bench = driven(scene)
     kinds = [type(event) for event, _ in bench.machine.heard][:3]
-    assert kinds == [Woke, PauseAsked, Woke]
+    assert kinds == [Woke, Ordered, Woke]
 
 
 def test_probes_come_back_as_events_and_a_newer_one_replaces_an_older() -> None:
@@ -278,11 +282,11 @@ def test_closing_and_ending_are_carried_out() -> None:
     assert bench.machine.events(Disconnected) == [Disconnected(ALICE.peer, "closed by us")]
 
 
-def test_a_run_that_was_paused_starts_paused() -> None:
+def test_orders_that_waited_are_given_at_the_start() -> None:
     async def scene(bench: Bench) -> None:
         pass
 
-    assert driven(scene, paused=True).machine.events(PauseAsked) == [PauseAsked(True)]
+    assert driven(scene, orders=[PAUSE]).machine.events(Ordered) == [PAUSE]
 
 
 def test_reports_are_checked_and_kept_once() -> None:

@@ -35,7 +35,7 @@ def two_rounds() -> tuple[Any, Any]:
 def test_a_row_has_the_contracts_keys() -> None:
     _, link = two_rounds()
     failed = (AttemptFailed(0, 2, 0, "lost a reducer"),)
-    entry = Entry(link.commit, link.body, link.after.head, failed, 0, 32, False)
+    entry = Entry(link.commit, link.body, link.after.head, failed, 0, 32, False, False)
     reports = {
         ALICE: {"bytes_sent": 10, "bytes_received": 20, "train_s": 1.0, "exchange_s": 0.5, "apply_s": 0.1},
         BOB: {"bytes_sent": 11, "bytes_received": 21, "train_s": 3.0, "exchange_s": 0.7, "apply_s": 0.3},
@@ -69,11 +69,11 @@ def test_how_many_of_the_last_rounds_were_empty() -> None:
 
 def test_what_is_not_observed_is_null() -> None:
     first, link = two_rounds()
-    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False), Observed(), spec())
+    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(), spec())
     assert row["val_loss"] is None
     assert row["seconds"] == {"train": None, "exchange": None, "apply": None}
     assert row["members"][0]["bytes_sent"] is None
-    empty = round_row(Entry(first.commit, first.body, first.after.head, (), 0, 0, False), Observed(), spec())
+    empty = round_row(Entry(first.commit, first.body, first.after.head, (), 0, 0, False, False), Observed(), spec())
     assert (empty["outcome"], empty["inner_loss"], empty["delta_norm"]) == ("empty", None, None)
     assert empty["seats"][1] == {"peer": BOB, "batches": [[2, 2]], "batch_scale": 1}
 

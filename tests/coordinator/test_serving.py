@@ -22,6 +22,7 @@ from cryptography.x509 import load_der_x509_certificate
 from coordinator import app, operating
 from coordinator.app import serve
 from coordinator.children import Child, Supervised
+from coordinator.commanding import Wish, command
 from coordinator.control import Caller, find
 from coordinator.errors import CoordinatorError, StateError
 from coordinator.folder import RunFolder
@@ -30,6 +31,7 @@ from coordinator.rounds.machine import Rounds
 from protos import limits
 from protos.invite import parse
 from protos.messages import Addresses, AdmitResponse, Goodbye, Hello, Operator, RunInfo, Welcome
+from protos.orders import Kind
 from protos.records import seal_record
 from protos.services import LEADER_LINE
 from protos.signing import Identity, Purpose, unseal
@@ -169,7 +171,7 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
     welcome, *rest = heard
     assert isinstance(welcome, Welcome)
     assert welcome.run_time_s > 0
-    assert rest[-1] == Goodbye("shutdown", "the coordinator stops; the run goes on as soon as it is back")
+    assert rest[-1] == Goodbye("shutdown", "the coordinator stops; the run goes on without it")
     assert any("goes on without you" in text for text in said.said)
     assert any("works on this machine only" in text for text in said.said)
     assert not folder.serving.exists()
@@ -205,16 +207,15 @@ def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
     waiting: list[str] = []
 
     async def paused(said: Said) -> None:
-        assert "paused" in await operating.pause(folder.path, paused=True)
+        assert "is obeyed, as of round 1" in await command(folder.path, Wish(Kind.PAUSE))
 
     async def look(said: Said) -> None:
         found = find(folder)
         assert found is not None
         async with Caller(found) as caller:
             waiting.append((await caller.status())["waiting_for"])
-            assert [row["round"] for row in await caller.ledger()] == [0]
-            assert await caller.digests() == {}
-        await operating.pause(folder.path, paused=False)
+            assert [row["round"] for row in await caller.ledger()] == [0, 1]
+        assert "is obeyed, as of round 2" in await command(folder.path, Wish(Kind.RESUME))
 
     serving(folder.path, paused)
     serving(folder.path, look)

@@ -18,7 +18,7 @@ from coordinator.web import pages
 from coordinator.web.metrics import Metrics
 from coordinator.web.pages import make_app
 from coordinator.web.pieces import PieceDamaged, Pieces
-from coordinator.web.site import AdmitMalformed, AdmitRefused
+from coordinator.web.site import AdmitMalformed, AdmitRefused, OrderRefused
 from coordinator.web.site import Follower as AnyFollower
 from protos import limits
 from tests.coordinator.made import make_run, shards, spec
@@ -45,8 +45,8 @@ class FakeSite:
     gate: asyncio.Event | None = None
     follower: Follower | None = field(default_factory=Follower)
 
-    def run_info(self) -> bytes:
-        return b"run info"
+    def run_info(self, revision: int = 0) -> bytes | None:
+        return b"run info" if revision < 2 else None
 
     async def admit(self, raw: bytes) -> bytes:
         self.asked.append(raw)
@@ -76,10 +76,11 @@ class FakeSite:
     def unfollow(self, follower: AnyFollower) -> None:
         self.asked.append("unfollowed")
 
-    async def operate(self, word: str) -> None:
-        if word != "pause":
-            raise KeyError(word)
-        self.asked.append(word)
+    async def order(self, envelope: bytes) -> dict[str, Any]:
+        if envelope != b"pause":
+            raise OrderRefused("no order of this run")
+        self.asked.append("pause")
+        return {"number": 1, "kind": "pause", "round": 1}
 
     def is_operator(self, secret: str) -> bool:
         return secret == "s3cret"
@@ -244,14 +245,18 @@ def test_a_follower_forgets_the_oldest() -> None:
 
 def test_orders_are_for_the_operator() -> None:
     async def scene(client: Client, site: FakeSite) -> None:
-        assert (await client.post("/v1/operate/pause")).status == 403
+        assert (await client.post("/v1/orders", data=b"pause")).status == 403
         assert (await client.get("/api/digests")).status == 403
         wrong = {"Authorization": "Bearer guess"}
-        assert (await client.post("/v1/operate/pause", headers=wrong)).status == 403
+        assert (await client.post("/v1/orders", data=b"pause", headers=wrong)).status == 403
         assert site.asked == []
         right = {"Authorization": "Bearer s3cret"}
-        assert (await client.post("/v1/operate/pause", headers=right)).status == 200
-        assert (await client.post("/v1/operate/explode", headers=right)).status == 404
+        assert (await client.post("/v1/orders", data=b"pause", headers=right)).status == 200
+        refused = await client.post("/v1/orders", data=b"explode", headers=right)
+        assert refused.status == 409
+        assert (await refused.json())["reason"] == "no order of this run"
+        long = b"x" * (limits.ORDER_BYTES + 1)
+        assert (await client.post("/v1/orders", data=long, headers=right)).status == 413
         assert await (await client.get("/api/digests", headers=right)).json() == {"c": {"p": "d"}}
         assert site.asked == ["pause"]
 

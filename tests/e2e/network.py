@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ class Network:
     Args:
         folder: for everything.
         settings: `--set` words of `coordinator init`.
+        serve: more words of `coordinator serve`.
     """
 
-    def __init__(self, folder: Path, *settings: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *settings: str, serve: Sequence[str] = ()) -> None:
+        self.folder, self._serve = folder, tuple(serve)
         text = folder / "text"
         text.mkdir(parents=True)
         for index in range(8):
@@ -62,7 +63,7 @@ class Network:
 
     def serve(self) -> None:
         """Start the coordinator, again on the ports of the last time, and wait for its invite."""
-        words = [*COORDINATOR, "serve", "--data", str(self.run_folder)]
+        words = [*COORDINATOR, "serve", "--data", str(self.run_folder), *self._serve]
         if not self.invite:
             words += [word for name in ("--http", "--listen", "--dht") for word in (name, "127.0.0.1:0")]
         with (self.folder / "coordinator.log").open("ab") as log:

@@ -41,7 +41,7 @@ from node.control import ask
 from node.identity import load_or_make, make_folder
 from node.peers.dht import Dht
 from node.peers.grpc import GrpcLine, GrpcPeers
-from node.ports import Records, RowSource
+from node.ports import PeerFailed, Records, RowSource
 from protos import wire
 from protos.invite import Invite, parse
 from protos.messages import (
@@ -123,6 +123,7 @@ class Member:
     peers: WatchedPeers | None = None
     trainer: ThreadTrainer | None = None
     halts: dict[str, asyncio.Event] = field(default_factory=dict)
+    cut_off_from: set[PeerId] = field(default_factory=set)  # who its rows don't reach
     gate: threading.Event = field(default_factory=threading.Event)
     going: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -148,8 +149,11 @@ class Member:
         self.task.add_done_callback(lambda _: self.village.notice())
 
     async def halted(self, at: str) -> None:
-        """Have it stand still when it next comes to a place, and wait until it does. Places are `training`, `rows`
-        and `receipt`, and `before` and `after` it says something to the leader, such as `before vote`."""
+        """Have it stand still when it next comes to a place, and wait until it does.
+
+        Places are `training`, `rows` and `receipt`, the first `state`, `result` or `piece` that it fetches, and
+        `before` and `after` it says something to the leader, such as `before vote`.
+        """
         reached = self.halts[at] = asyncio.Event()
         await self.village.until(reached.is_set, f"{self.folder.name} to halt at {at}")
 
@@ -313,6 +317,8 @@ class WatchedPeers:
         if any(rows.deal != deal for rows in self.rows.values()):
             self.rows.clear()  # of an earlier attempt
         self.rows[peer] = Rows(tuple(addresses), deal, tuple(chunks), source)
+        if peer in self._member.cut_off_from:
+            raise PeerFailed(peer, "no route to it")
         await self._member.stand_if("rows")
 
         async def receipted(envelope: bytes) -> None:
@@ -332,10 +338,14 @@ class WatchedPeers:
         *,
         exchange: bool,
     ) -> list[bytes]:
-        return await self.inner.fetch(peer, addresses, kind, hashes, max_bytes, sink, exchange=exchange)
+        async def sunk(hash_: bytes, data: bytes) -> None:
+            await self._member.stand_if(kind)
+            await sink(hash_, data)
 
-    async def offer(self, peer: PeerId, addresses: Sequence[str]) -> StateOffer:
-        return await self.inner.offer(peer, addresses)
+        return await self.inner.fetch(peer, addresses, kind, hashes, max_bytes, sunk, exchange=exchange)
+
+    async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
+        return await self.inner.offer(peer, addresses, frozen=frozen)
 
     async def commits_after(
         self, peer: PeerId, addresses: Sequence[str], epoch: int, round_: int, n_most: int
@@ -385,6 +395,9 @@ class WatchedJournal:
         self._village.commits.append(effect)
         self._village.notice()
 
+    async def orphan(self, fork: Ledger) -> None:
+        await self._journal.orphan(fork)
+
     def observe(self, observation: Observation) -> None:
         self._journal.observe(observation)
         self._village.observations.append(observation)
@@ -417,8 +430,8 @@ class Village:
         """Start the coordinator; again on the same folder, it takes the ports of the last time."""
         self._stop, self._shown, self.leader_halts = asyncio.Event(), [], {}
         first = not RunFolder(self.folder).ports.exists()
-        places = {"http": LOCAL, "listen": LOCAL, "dht": LOCAL} if first else {}
-        options = ServeOptions(data=self.folder, relay=self.relay, **places)
+        where = LOCAL if first else ""
+        options = ServeOptions(data=self.folder, relay=self.relay, http=where, listen=where, dht=where)
         outside = CoordinatorOutside(
             launch_observer=self._observe,
             until=lambda _: self._stop,

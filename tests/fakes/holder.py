@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,8 @@ class FakeHolder:
     things: dict[tuple[str, bytes], tuple[str, int, int]] = field(default_factory=dict)
     views: dict[bytes, memoryview] = field(default_factory=dict)  # results in memory
     offer: StateOffer | None = None
+    frozen: StateOffer | None = None
+    busy: list[str] = field(default_factory=list)  # why the next fetches get no turn
     commits: list[Commit] = field(default_factory=list)
     checking: asyncio.Event | None = None  # where set, checks wait for it
     n_checks: int = 0
@@ -68,8 +71,11 @@ class FakeHolder:
     def locate(self, caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | memoryview | None:
         return self.views[hash_] if kind == "result" and hash_ in self.views else self.things.get((kind, hash_))
 
-    def state_offer(self, caller: PeerId) -> StateOffer | None:
-        return self.offer
+    def serving(self, caller: PeerId, kind: str) -> AbstractAsyncContextManager[str]:
+        return nullcontext(self.busy.pop(0) if self.busy else "")
 
-    def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]:
+    def state_offer(self, caller: PeerId, *, frozen: bool) -> StateOffer | None:
+        return self.frozen if frozen else self.offer
+
+    async def commits_after(self, caller: PeerId, epoch: int, round_: int, n_most: int) -> list[Commit]:
         return self.commits[:n_most]

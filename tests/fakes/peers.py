@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from node.ports import Holder, PeerFailed, RowSource, Traffic
+from node.ports import Holder, PeerBusy, PeerFailed, RowSource, Traffic
 from protos import wire
 from protos.messages import (
     ChunkHead,
@@ -175,7 +175,9 @@ class FakePeers:
         exchange: bool,
     ) -> list[bytes]:
         missing: list[bytes] = []
-        async with self._call(peer) as call:
+        async with self._call(peer) as call, call.holder.serving(self._me, kind) as busy:
+            if busy:
+                raise PeerBusy(peer, f"busy: {busy}")
             for hash_ in hashes:
                 place = call.holder.locate(self._me, kind, hash_)
                 if place is None:
@@ -193,9 +195,9 @@ class FakePeers:
                 await sink(hash_, data)
         return missing
 
-    async def offer(self, peer: PeerId, addresses: Sequence[str]) -> StateOffer:
+    async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
         async with self._call(peer) as call:
-            offer = call.holder.state_offer(self._me)
+            offer = call.holder.state_offer(self._me, frozen=frozen)
             if offer is None:
                 raise PeerFailed(peer, "refused: holds no state")
             return offer
@@ -204,7 +206,7 @@ class FakePeers:
         self, peer: PeerId, addresses: Sequence[str], epoch: int, round_: int, n_most: int
     ) -> list[Commit]:
         async with self._call(peer) as call:
-            return call.holder.commits_after(self._me, epoch, round_, n_most)
+            return await call.holder.commits_after(self._me, epoch, round_, n_most)
 
     async def ping(self, peer: PeerId, addresses: Sequence[str]) -> None:
         async with self._call(peer):

@@ -33,6 +33,7 @@ class FakeRecords:
     def __init__(self, table: FakeTable, identity: Identity) -> None:
         self._table = table
         self._identity = identity
+        self._dials_out = False
 
     async def publish(self, record: Record) -> None:
         self._table.write(record.peer, seal_record(self._identity, self._table.run, record))
@@ -57,7 +58,10 @@ class FakeRecords:
         return not self._table.deaf
 
     def addresses(self) -> tuple[str, ...]:
-        return (f"/ip4/127.0.0.1/tcp/1/p2p/{self._identity.peer}",)
+        return () if self._dials_out else (f"/ip4/127.0.0.1/tcp/1/p2p/{self._identity.peer}",)
+
+    async def dial_out_only(self) -> None:
+        self._dials_out = True
 
     async def close(self) -> None:
         pass

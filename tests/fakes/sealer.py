@@ -19,9 +19,14 @@ class Unknown(ValueError):
 
 
 class Registry:
-    """All messages that were ever encoded or sealed, by their bytes."""
+    """All messages that were ever encoded or sealed, by their bytes.
 
-    def __init__(self) -> None:
+    Args:
+        name: stands in the bytes, so that what one registry has made is not taken for what another one has.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
         self._bytes: dict[object, bytes] = {}
         self._messages: dict[bytes, object] = {}
         self._sealed: dict[tuple[PeerId, bytes], bytes] = {}
@@ -30,7 +35,7 @@ class Registry:
     def encode(self, message: object) -> bytes:
         raw = self._bytes.get(message)
         if raw is None:
-            raw = f"{type(message).__name__}#{len(self._bytes)}".encode()
+            raw = f"{type(message).__name__}#{self._name}{len(self._bytes)}".encode()
             self._bytes[message], self._messages[raw] = raw, message
         return raw
 

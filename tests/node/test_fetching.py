@@ -23,12 +23,13 @@ from node.errors import Unreachable
 from node.fetching import Fetcher
 from node.landmarks import Landmarks
 from node.results import ResultsStore
-from node.session.events import Verify
+from node.session.events import CommitHeard, FetchState, Verify
 from node.state import StateStore
 from node.training.shared import frame_sizes
 from node.whereabouts import Whereabouts
-from protos.hashes import body_hash
-from protos.messages import ZERO_HASH, Addresses, Outcome, PeerId, Range, StateOffer
+from protos import wire
+from protos.hashes import body_hash, commit_hash
+from protos.messages import ZERO_HASH, Addresses, Body, Commit, Outcome, PeerId, Range, StateOffer
 from protos.runspec import RunSpec
 from protos.signing import Identity
 from tests.coordinator.made import genesis, spec
@@ -52,6 +53,11 @@ def frame(chunk: int, seed: int = 0) -> bytes:
 
 FRAMES = [frame(chunk) for chunk in range(GRID.n_chunks)]
 HASHES = tuple(chunk_root(each, SPEC.codec.leaf_values) for each in FRAMES)
+
+
+def opened(commit: Commit) -> CommitHeard:
+    body = wire.decode(Body, commit.body)
+    return CommitHeard(commit, body, commit_hash(commit.body, commit.digest), ())
 
 
 class FakePieces:
@@ -93,7 +99,7 @@ class Bench:
             ME, self.spec, peers=self.peers, whereabouts=self.whereabouts,
             landmarks=Landmarks(ME, PeerId("c"), nowhere, away, self.whereabouts), store=self.store,
             results=self.results, pieces=cast(PieceStore, FakePieces(self.n_failures)), pool=None,  # type: ignore[arg-type]
-            say=self.said.append, seconds=self._seconds,
+            say=self.said.append, seconds=self._seconds, open_commit=opened,
         )  # fmt: skip
 
     def _seconds(self) -> float:
@@ -394,18 +400,18 @@ def test_a_state_whose_commit_the_leader_has_not_named_is_not_taken(bench: Bench
     other, _, other_ledger = genesis(spec("work.h=3"))
     hashes = (bytes(32),) * GRID.n_chunks
     bench.holder(HOLDER).offer = StateOffer(other, other_ledger.to_bytes(), hashes, hashes)
-    reason = play(bench.fetcher.state(commit, body))
+    reason = play(bench.fetcher.state(FetchState(commit, body)))
     assert isinstance(reason, str)
     assert "none that the leader has named lately" in reason
     bench.network.holders[HOLDER].offer = StateOffer(commit, ledger.to_bytes(), hashes, hashes)  # type: ignore[attr-defined]
-    reason = play(bench.fetcher.state(commit, body))
+    reason = play(bench.fetcher.state(FetchState(commit, body)))
     assert isinstance(reason, str)
     assert "don't have the commit's digest" in reason
 
 
 def test_without_a_donor_it_says_so(bench: Bench) -> None:
     commit, body, _ = genesis()
-    assert "nobody was asked" in str(play(bench.fetcher.state(commit, body)))
+    assert "nobody was asked" in str(play(bench.fetcher.state(FetchState(commit, body))))
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

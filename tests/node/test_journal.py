@@ -28,6 +28,20 @@ def test_a_fresh_journal_says_that_it_knows_nothing(tmp_path: Path) -> None:
         journal.close()
 
 
+def test_one_that_saw_a_commit_come_knows_that_nothing_was_signed(tmp_path: Path) -> None:
+    """All voters of a first round may stop before they vote, and then none of them may abstain for ever."""
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    for _ in range(2):
+        journal.is_whole()
+    journal.close()
+    again = Journal(path)
+    assert again.load() == (None, False)
+    again.save(PROMISE)
+    assert again.load() == (PROMISE, False)
+    again.close()
+
+
 @pytest.mark.parametrize(
     "entry", [PROMISE, replace(PROMISE, proposal=None), Leave(0, 7, 2, COORDINATOR, bytes(32), 1, PROPOSAL)]
 )
@@ -97,3 +111,21 @@ def test_a_full_disk_is_called_that_and_the_old_record_stays(tmp_path: Path) -> 
         journal.save(replace(PROMISE, proposal=replace(PROPOSAL, body=bytes(100_000))))
     assert journal.load() == (PROMISE, False)
     journal.close()
+
+
+def test_a_leaders_numbers_and_the_signed_head_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    assert (journal.numbers(), journal.head()) == ({}, b"")
+    for attempt in (1, 2, 5):
+        journal.open_number(0, 7, attempt)
+    journal.keep_head(b"older")
+    journal.keep_head(b"newer")
+    journal.close()
+    again = Journal(path)
+    assert again.numbers() == {(0, 7): 5}
+    assert again.head() == b"newer"
+    assert again.load() == (None, True), "a leader's numbers are no voter's record"
+    again.open_number(0, 8, 1)
+    assert again.numbers() == {(0, 8): 1}, "what is over is forgotten"
+    again.close()

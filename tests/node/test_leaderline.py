@@ -102,7 +102,8 @@ def test_what_the_leader_says_becomes_events() -> None:
         assert (bench.learnt, bench.run_times) == ([b"a record"], [12.5])
         end.say(Records((b"another",)))
         end.say(AttemptFailed(0, 1, 2, "why"))
-        assert await bench.events.get() == ev.AttemptOver(0, 1, 2, "why")
+        heard = ev.LeaderHeard(LEADER.peer)
+        assert [await bench.events.get() for _ in range(3)] == [heard, heard, ev.AttemptOver(0, 1, 2, "why")]
         assert bench.learnt == [b"a record", b"another"]
 
     play(scenario)
@@ -166,7 +167,7 @@ def test_a_goodbye_says_why_and_is_no_broken_line() -> None:
         end = await bench.welcomed()
         goodbye = Goodbye("superseded", "another process has this key")
         end.say(goodbye)
-        assert await bench.events.get() == ev.SaidGoodbye(goodbye)
+        assert await bench.events.get() == ev.SaidGoodbye(goodbye, LEADER.peer)
         assert await bench.pauses.get() == PAUSE_FIRST_S
         assert bench.events.empty()
 
@@ -179,8 +180,20 @@ def test_a_leader_that_stops_for_a_while_is_tried_again() -> None:
         goodbye = Goodbye("shutdown", "back soon")
         end.say(goodbye)
         end.close()
-        assert await bench.events.get() == ev.SaidGoodbye(goodbye)
+        assert await bench.events.get() == ev.SaidGoodbye(goodbye, LEADER.peer)
         await bench.down()
+        bench.go_on()
+        await bench.welcomed()
+
+    play(scenario)
+
+
+def test_a_leader_that_falls_silent_has_lost_its_line() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.line._silence_s = 0.05
+        end = await bench.welcomed()
+        assert "said nothing for 0.05 s" in (await bench.down())[0]
+        assert await end.hear() is None, "its end is closed, and a new line is tried"
         bench.go_on()
         await bench.welcomed()
 

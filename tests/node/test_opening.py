@@ -19,6 +19,7 @@ from protos.messages import (
     Commitment,
     Deal,
     Goodbye,
+    Head,
     Leave,
     PeerId,
     Plan,
@@ -162,8 +163,19 @@ def test_a_commit_comes_with_the_votes_whose_signatures_hold() -> None:
 
 def test_the_rest_is_handed_on_or_out_of_place() -> None:
     assert opened(AttemptFailed(0, 1, 2, "why")) == ev.AttemptOver(0, 1, 2, "why")
-    assert opened(Goodbye("ended", "over")) == ev.SaidGoodbye(Goodbye("ended", "over"))
+    assert opened(Goodbye("ended", "over")) == ev.SaidGoodbye(Goodbye("ended", "over"), LEADER.peer)
     assert "a Records where none is due" in refused(Records(()))
+
+
+def test_a_head_is_the_coordinators_word_whoever_passes_it_on() -> None:
+    head = Head(0, 3, HASH, HASH)
+    by_coordinator = seal(head)
+    assert opened(Signed(by_coordinator)) == ev.HeadSigned(head, by_coordinator)
+    assert refused(Signed(seal(head, A))) != ""
+    stand_in = Opener(RUN.peer, LEADER.peer)
+    assert stand_in.event(Signed(by_coordinator), A.peer) == ev.HeadSigned(head, by_coordinator)
+    up = OPENER.welcome(replace(welcome(), signed_head=by_coordinator))
+    assert up.signed_head == ev.HeadSigned(head, by_coordinator)
 
 
 # -- where the chain is --------------------------------------------------------------------------------------------

@@ -73,10 +73,37 @@ def test_others_are_told_what_was_given_or_how_this_machine_reaches_the_coordina
     assert advertised(options, 4711) == (told,)
 
 
-def test_a_coordinator_that_no_route_leads_to_leaves_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_is_told_to_nobody_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object, **__: object) -> NoReturn:
         raise OSError("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", lost)
     options = NodeOptions(invite=Invite(RUN.peer, ("nowhere.invalid:1",)), data=Path(), threads=1)
-    assert advertised(options, 1) == ("127.0.0.1:1",)
+    assert advertised(options, 1) == (), "the node only dials out"
+    given = NodeOptions(invite=options.invite, data=Path(), threads=1, listen="127.0.0.1:0")
+    assert advertised(given, 1) == (), "whatever it listens at"
+
+
+def test_of_several_ways_to_the_coordinator_the_first_that_leads_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"name.invalid": "127.0.1.1", "192.0.2.9": "192.0.2.4"}
+
+    class Probe:
+        def __init__(self, *_: object) -> None:
+            self.host = ""
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def connect(self, target: tuple[str, int]) -> None:
+            self.host = ways[target[0]]
+
+        def getsockname(self) -> tuple[str, int]:
+            return self.host, 1
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, type: [(2, type, 0, "", (host, port))])
+    monkeypatch.setattr(socket, "socket", Probe)
+    options = NodeOptions(invite=Invite(RUN.peer, ("name.invalid:1", "192.0.2.9:1")), data=Path(), threads=1)
+    assert advertised(options, 7) == ("192.0.2.4:7",)

@@ -127,26 +127,56 @@ def test_an_area_that_is_there_is_not_replaced(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_pinned_area_stays_however_old(tmp_path: Path) -> None:
+def test_held_areas_stay_however_old(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     keys = [bytes([i]) * 32 for i in range(3 * KEPT)]
     store.area(keys[0]).put(0, FRAMES[0], HASHES[0])
     store.rekey(keys[0], KEY)
-    store.pin(KEY)
-    for key in keys[1 : 2 * KEPT]:
+    store.area(keys[1]).put(1, FRAMES[1], HASHES[1])
+    store.hold([keys[1], KEY, b"not here" * 4])
+    for key in keys[2 : 2 * KEPT]:
         store.area(key)
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert len(list(tmp_path.iterdir())) == KEPT + 2
     assert bytes(store.find(HASHES[0]) or b"") == FRAMES[0]
-    store.pin(keys[2 * KEPT - 1])
-    store.area(keys[2 * KEPT])
+    store.hold([keys[1]])
+    for key in keys[2 * KEPT :]:
+        store.area(key)
     assert store.find(HASHES[0]) is None
+    assert bytes(store.find(HASHES[1]) or b"") == FRAMES[1]
     store.close()
 
 
-def test_a_pin_follows_its_area_to_another_name(tmp_path: Path) -> None:
+def test_held_areas_outlive_a_restart(tmp_path: Path) -> None:
+    """What is to be held is only known once the chain is: nothing goes before that."""
+    store = new_store(tmp_path)
+    keys = [bytes([i]) * 32 for i in range(2 * KEPT)]
+    for key in keys:
+        store.area(key).put(0, FRAMES[0], HASHES[0])
+        store.hold(keys)
+    store.close()
+    again = new_store(tmp_path)
+    again.hold(keys)
+    assert {path.name for path in tmp_path.iterdir()} == {key.hex() for key in keys}
+    again.hold([])
+    assert len(list(tmp_path.iterdir())) == KEPT
+    again.close()
+
+
+def test_what_is_held_for_others_gives_way_but_the_newest(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    keys = [bytes([i]) * 32 for i in range(3)]
+    for key in keys:
+        store.area(key)
+    store.hold(keys)  # newest first
+    assert [store.relieve(), store.relieve(), store.relieve()] == [True, True, False]
+    assert [path.name for path in tmp_path.iterdir()] == [keys[0].hex()]
+    store.close()
+
+
+def test_a_held_area_keeps_its_place_under_another_name(tmp_path: Path) -> None:
     store = ResultsStore(tmp_path, [len(frame) for frame in FRAMES], LEAF, kept=1)
     area = store.area(b"p" * 32)
-    store.pin(b"p" * 32)
+    store.hold([b"p" * 32])
     store.rekey(b"p" * 32, KEY)
     for i in range(3):
         fresh = store.area(bytes([i]) * 32)

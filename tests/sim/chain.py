@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from coordinator.rounds import leases
-from coordinator.rounds.ledger import Ledger, fold
+from coordinator.rounds.ledger import Ledger, fold, rollback_of
 from protos.hashes import body_hash, commit_hash
 from protos.messages import Body, Commit, Leave, PeerId, Promise, Propose, Range, Vote
+from protos.orders import OpenedOrder
 
 
 class Violated(AssertionError):
@@ -19,8 +20,12 @@ class Chain:
         self._by_round: dict[tuple[int, int], bytes] = {}
         self.ledgers: dict[bytes, Ledger] = {genesis.head: genesis}
         self.commits: list[tuple[Commit, Body, bytes]] = []
+        # What has counted, and which contributions, up to each head: of two branches each counts for itself.
+        self._past: dict[bytes, tuple[set[int], set[bytes]]] = {genesis.head: (set(), set())}
         self._used: set[int] = set()
         self._roots: set[bytes] = set()
+        self.orders: dict[bytes, OpenedOrder] = {}
+        """All that the operator has given, by envelope."""
         self._votes: dict[tuple[PeerId, int, int, int], tuple[bytes, PeerId]] = {}
         self._proposed: dict[tuple[PeerId, int, int, int], bytes] = {}
 
@@ -35,12 +40,22 @@ class Chain:
         before = self.ledgers.get(body.previous)
         if before is None:
             raise Violated(f"round {body.round} extends a head that nobody committed")
-        ledger = fold(before, body).at(hash_, commit.digest)
+        orders = self.orders_of(body)
+        rollback = rollback_of(orders)
+        target = self.ledgers.get(rollback.order.spec) if rollback is not None else None
+        ledger = fold(before, body, orders, target).at(hash_, commit.digest)
         self.ledgers[hash_] = ledger
         self.commits.append((commit, body, hash_))
+        used, roots = self._past[body.previous if rollback is None else rollback.order.spec]
+        self._used, self._roots = set(used), set(roots)
         self._count(before, body)
+        self._past[hash_] = (self._used, self._roots)
         self._check_books(ledger)
         return hash_
+
+    def orders_of(self, body: Body) -> tuple[OpenedOrder, ...]:
+        """The orders that a body carries, as a driver opens them."""
+        return tuple(self.orders[envelope] for envelope in body.orders)
 
     def _count(self, before: Ledger, body: Body) -> None:
         seats = {seat.peer: seat for seat in before.seats}

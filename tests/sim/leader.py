@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordinator.rounds.events import (
+    Branched,
     Close,
     Committed,
     Connected,
@@ -15,15 +16,22 @@ from coordinator.rounds.events import (
     Ended,
     Event,
     Heard,
+    Learn,
+    Learned,
     Opened,
+    Ordered,
+    Orphaned,
     Persist,
     Probe,
     Reached,
     Say,
+    Seek,
+    Sought,
     Tell,
     Woke,
 )
 from coordinator.rounds.machine import Rounds
+from protos.hashes import commit_hash
 from protos.messages import (
     AttemptFailed,
     Body,
@@ -32,6 +40,7 @@ from protos.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Inquiry,
     Leave,
     Missing,
     PeerId,
@@ -41,6 +50,7 @@ from protos.messages import (
     Proposal,
     Propose,
     Record,
+    Records,
     Refusal,
     Results,
     Signed,
@@ -48,6 +58,7 @@ from protos.messages import (
     Vote,
     Welcome,
 )
+from protos.orders import Kind, OpenedOrder
 from tests.fakes.sealer import FakeSealer
 from tests.sim.chain import Violated, check_record
 from tests.sim.network import TO_MEMBER, Line
@@ -66,6 +77,14 @@ class LeaderJournal:
     promise: Promise | None = None
     proposals: list[Proposal] = field(default_factory=list)
     failed: list[AttemptFailed] = field(default_factory=list)
+    orders: list[Ordered] = field(default_factory=list)
+
+    def numbers(self) -> dict[tuple[int, int], int]:
+        """The highest number that was used, by epoch and round."""
+        used: dict[tuple[int, int], int] = {}
+        for entry in self.opened:
+            used[entry.epoch, entry.round] = max(entry.attempt, used.get((entry.epoch, entry.round), -1))
+        return used
 
 
 class LeaderProcess(Process):
@@ -88,9 +107,10 @@ class LeaderProcess(Process):
         epoch = max([ledger.epoch, *(entry.epoch for entry in opened)])
         promise = self.journal.promise
         proposal = promise.proposal if promise is not None else None
+        voted = self.world.registry.decode(Body, proposal.body) if proposal is not None else None
         self.rounds = self.world.rounds_type(
             self.name,
-            self.world.spec,
+            self.world.specs[ledger.spec_revision],
             ledger,
             commit,
             self.sealer,
@@ -99,10 +119,25 @@ class LeaderProcess(Process):
             opened=max((entry.attempt for entry in opened if entry.epoch == epoch), default=-1),
             epoch=epoch,
             voter=self.world.voter_type(self.name, promise),
-            voter_body=self.world.registry.decode(Body, proposal.body) if proposal is not None else None,
+            voter_body=voted,
+            voter_orders=self.world.chain.orders_of(voted) if voted is not None else (),
+            specs=self.world.specs,
             relay=self.world.options.relay,
         )
+        self.begin_beating()
         self.decide(Woke())
+        for order in self.journal.orders:
+            self.decide(order)
+
+    def order(self, order: OpenedOrder) -> None:
+        """The operator's word: on disk, then obeyed."""
+        self.world.chain.orders[order.envelope] = order
+        if order.spec is not None:
+            self.world.specs[order.spec.revision] = order.spec
+        ordered = Ordered(order, self.world.chain.ledgers.get(order.order.spec))
+        self.journal.orders.append(ordered)
+        if self.alive:
+            self.decide(ordered)
 
     def died(self) -> None:
         for line in list(self.lines.values()):
@@ -121,15 +156,52 @@ class LeaderProcess(Process):
         if self.alive:
             self.plan_wake(self.rounds.next_wake(now), after_woke=True)
 
-    def learn(self, head: bytes) -> None:
-        """Follow a chain that is ahead of this leader's own, as one does at the start."""
-        ledger = self.world.chain.ledgers.get(head)
-        if ledger is None or not self.world.options.learns or ledger.round <= self.rounds.ledger.round:
+    def begin_beating(self) -> None:
+        """Say that it is there, by and by."""
+        if self.world.options.stand_ins:
+            self.later(self.world.spec.deadlines.heartbeat_s, self._beat)
+
+    def _beat(self) -> None:
+        for line in self.lines.values():
+            self.world.send(line, TO_MEMBER, Records(()))
+        self.begin_beating()
+
+    # -- what others have ---------------------------------------------------------------------------------------
+
+    def _learn(self, peer: PeerId) -> None:
+        """What a member has beyond this leader's head, or from the fork on."""
+        member = self.world.members[peer]
+        held = member.disk.ledger
+        if held is None or not member.alive or self.world.network.parted(peer, self.name):
             return
-        commit = next(commit for commit, _, hash_ in self.world.chain.commits if hash_ == head)
-        self.journal.commits.append((commit, head))
-        self.crash()
-        self.start()
+        commits = {hash_: commit for commit, _, hash_ in self.world.chain.commits}
+        own = {hash_ for _, hash_ in self.journal.commits}
+        path: list[Learned] = []
+        head = held.head
+        while head not in own and head in commits:
+            path.insert(0, self.told(commits[head]))
+            head = path[0].body.previous
+        if head == self.rounds.ledger.head:
+            for told in path:
+                self.decide(told)
+        elif head in own and path:
+            commit = next(commit for commit, hash_ in self.journal.commits if hash_ == head)
+            self.decide(Branched(self.world.chain.ledgers[head], commit, tuple(path)))
+
+    def told(self, commit: Commit) -> Learned:
+        registry = self.world.registry
+        body = registry.decode(Body, commit.body)
+        opened = [registry.open(envelope) for envelope in commit.votes]
+        signed = tuple((signer, message) for signer, message in opened if isinstance(message, Vote | Leave))
+        orders = self.world.chain.orders_of(body)
+        targets = [self.world.chain.ledgers[each.order.spec] for each in orders if each.order.kind == Kind.ROLLBACK]
+        target = targets[0] if targets else None
+        return Learned(commit, body, commit_hash(commit.body, commit.digest), signed, orders, target)
+
+    def _sought(self, peers: tuple[PeerId, ...]) -> None:
+        for peer in peers:
+            self._learn(peer)
+        self.decide(Sought())
 
     # -- lines ------------------------------------------------------------------------------------------------
 
@@ -143,11 +215,7 @@ class LeaderProcess(Process):
             self.decide(Disconnected(peer, "superseded"))
         line.leader_up = True
         self.lines[peer] = line
-        incarnation = self.incarnation
-        if hello.holds_state:
-            self.learn(hello.head)
-        if self.incarnation == incarnation and self.alive:
-            self.decide(Connected(peer, hello, record))
+        self.decide(Connected(peer, hello, record))
 
     def line_broke(self, line: Line, reason: str) -> None:
         if line.leader_up and self.lines.get(line.member.name) is line:
@@ -166,10 +234,7 @@ class LeaderProcess(Process):
                     raise Violated(f"{peer} passes on what {signer} signed")
                 self._heard_signed(peer, opened, envelope)
             case Heartbeat():
-                incarnation = self.incarnation
-                self.learn(message.head)
-                if self.incarnation == incarnation:
-                    self.decide(Heard(peer, message, b""))
+                self.decide(Heard(peer, message, b""))
             case Missing() | Refusal():
                 self.decide(Heard(peer, message, b""))
             case StateDigest(hash_, _, digest):
@@ -183,15 +248,18 @@ class LeaderProcess(Process):
             body = self.world.registry.decode(Body, opened.proposal.body)
         if not isinstance(opened, Commitment | Results | Vote | Promise | Leave):
             raise Violated(f"{peer} signs {opened} for a leader")
-        self.decide(Heard(peer, opened, envelope, body))
+        self.decide(Heard(peer, opened, envelope, body, self.world.chain.orders_of(body) if body is not None else ()))
 
     # -- effects ----------------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Persist(entry):
-                self._persist(entry)
+                if self.writes():
+                    self._persist(entry)
             case Committed(commit, body, hash_, failed):
+                if not self.writes():
+                    return
                 if self.world.chain.commit(commit, body) != hash_:
                     raise Violated("the commit's hash is another one")
                 self._check_certificate(commit)
@@ -209,6 +277,15 @@ class LeaderProcess(Process):
                     self.world.tell_line_broke(line, "closed by the leader")
             case Probe(peer, _):
                 self.later(self.world.network.delay_s(), self._probed, peer)
+            case Learn(peer):
+                if self.world.options.learns:
+                    self.later(self.world.network.delay_s(), self._learn, peer)
+            case Seek(peers):
+                self.later(self.world.network.delay_s(), self._sought, peers)
+            case Orphaned(fork):
+                kept = next(i for i, (_, hash_) in enumerate(self.journal.commits) if hash_ == fork.head)
+                del self.journal.commits[kept + 1 :]
+                self.world.trace("orphaned", self.name, fork.round)
             case Ended(reason):
                 self.ended = reason
             case Say(text):
@@ -217,7 +294,7 @@ class LeaderProcess(Process):
 
     def _probed(self, peer: PeerId) -> None:
         member = self.world.members.get(peer)
-        here = member is not None and member.alive and not self.world.network.parted(peer, self.name)
+        here = member is not None and member.alive and self.world.network.dials(self.name, peer)
         self.decide(Reached(peer, here and member is not None and member.reachable))
 
     def _persist(self, entry: Opened | Promise | Proposal) -> None:
@@ -245,7 +322,7 @@ class LeaderProcess(Process):
                     raise Violated(f"{self.name} uses number {opened.attempt} before it is on disk")
             if isinstance(opened, Propose):
                 self.world.chain.propose(self.name, opened)
-        elif not isinstance(message, Welcome | Goodbye | AttemptFailed) and type(message).__name__ != "Records":
+        elif not isinstance(message, Welcome | Goodbye | AttemptFailed | Inquiry | Records):
             raise Violated(f"{self.name} tells {message}")
 
     def _check_certificate(self, commit: Commit) -> None:

@@ -13,12 +13,15 @@ from protos.messages import (
     Commitment,
     Deal,
     Goodbye,
+    Head,
+    Inquiry,
     Leave,
     PeerId,
     Plan,
     Prepare,
     Propose,
     Records,
+    Redeal,
     Results,
     Signed,
     Vote,
@@ -37,15 +40,26 @@ def opened(world: World, message: object, leader: PeerId) -> ev.Event | None:
         case Welcome(_, commit):
             body = registry.decode(Body, commit.body)
             ledger = world.ledger_of(commit, message.ledger)
-            return ev.LineUp(message, body, ledger, _signed(world, commit))
+            signed_head = None
+            if message.signed_head:
+                _, head = registry.opened(Head, message.signed_head)
+                signed_head = ev.HeadSigned(head, message.signed_head)
+            return ev.LineUp(message, body, ledger, _signed(world, commit), signed_head, world.chain.orders_of(body))
         case Commit():
-            body = registry.decode(Body, message.body)
-            hash_ = world.chain.commit(message, body)
-            return ev.CommitHeard(message, body, hash_, _signed(world, message))
+            known = world.opened_commits.get((id(message), leader))
+            if known is None:
+                body = registry.decode(Body, message.body)
+                hash_ = world.chain.commit(message, body)
+                orders = world.chain.orders_of(body)
+                heard = ev.CommitHeard(message, body, hash_, _signed(world, message), leader, orders)
+                known = world.opened_commits[id(message), leader] = (message, heard)
+            return known[1]
         case AttemptFailed(epoch, round_, attempt, reason):
             return ev.AttemptOver(epoch, round_, attempt, reason)
         case Goodbye():
-            return ev.SaidGoodbye(message)
+            return ev.SaidGoodbye(message, leader)
+        case Inquiry():
+            return ev.Inquired(message)
         case Records():
             return None
         case Signed(envelope):
@@ -54,20 +68,24 @@ def opened(world: World, message: object, leader: PeerId) -> ev.Event | None:
                 raise Violated(f"{leader} passes on what {signer} signed")
             event = world.opened.get(envelope)
             if event is None:
-                event = world.opened[envelope] = _signed_event(world, signed, envelope)
+                event = world.opened[envelope] = _signed_event(world, signed, envelope, leader)
             return event
         case _:
             raise Violated(f"{leader} says {message}")
 
 
-def _signed_event(world: World, message: object, envelope: bytes) -> ev.Event:
+def _signed_event(world: World, message: object, envelope: bytes, leader: PeerId) -> ev.Event:
     match message:
         case Plan():
             return ev.Planned(message, plan_hash(world.registry.encode(message)), envelope)
         case Deal():
             return ev.Dealt(message, envelope, _commitments(world, message))
+        case Redeal():
+            return ev.Redealt(message, leader)
         case Prepare():
             return ev.Prepared(message)
+        case Head():
+            return ev.HeadSigned(message, envelope)
         case Propose():
             return _proposed(world, message)
         case _:
@@ -79,13 +97,19 @@ def _proposed(world: World, propose: Propose) -> ev.Proposed:
     body = registry.decode(Body, proposal.body)
     hash_ = body_hash(proposal.body)
     if not proposal.plan:
-        return ev.Proposed(propose, body, hash_, None, b"", None, {}, {})
+        return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=world.chain.orders_of(body))
     (planner, plan), (dealer, deal) = registry.opened(Plan, proposal.plan), registry.opened(Deal, proposal.deal)
     if not planner == dealer == body.leader:
         raise Violated("a proposal of several leaders")
     hash_of_plan = plan_hash(registry.encode(plan))
     results = dict(registry.opened(Results, envelope) for envelope in proposal.results)
-    return ev.Proposed(propose, body, hash_, plan, hash_of_plan, deal, _commitments(world, deal), results)
+    redeal = None
+    if proposal.redeal:
+        redealer, redeal = registry.opened(Redeal, proposal.redeal)
+        if redealer != body.leader:
+            raise Violated("a proposal of several leaders")
+    orders, commitments = world.chain.orders_of(body), _commitments(world, deal)
+    return ev.Proposed(propose, body, hash_, plan, hash_of_plan, deal, commitments, results, redeal, orders)
 
 
 def _commitments(world: World, deal: Deal) -> dict[PeerId, Commitment]:

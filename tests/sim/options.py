@@ -51,7 +51,10 @@ class Options:
 
     # the run
     h: int = 4
+    round_s: float = 0.0
+    """How long the operator wants a round's training to take; 0: no aim."""
     n_chunks: int = 2
+    chunk_values: int = CHUNK_VALUES
     min_contributors: int = 1
     start_contributors: int = 0
     """0: all members."""
@@ -71,6 +74,8 @@ class Options:
     work_s: float = 0.01
     """A check, a combination, an encoding, a step of the outer optimiser."""
     fetch_s: float = 0.05
+    instant_rows: bool = False
+    """Whether rows take no time and no events, where thousands exchange and the exchange is not what is looked at."""
     restart_s: float = 1.0
 
     # the network
@@ -90,6 +95,8 @@ class Options:
     learns: bool = True
     """Whether a leader that hears of a newer head follows that chain."""
     relay: bool = False
+    stand_ins: bool = False
+    """Whether members lead while the coordinator is away."""
     memory: bool = True
     """Whether equal pure computations of different members are done once."""
     checks: bool = True
@@ -97,13 +104,14 @@ class Options:
     def spec(self) -> RunSpec:
         return sim_spec(
             n_chunks=self.n_chunks,
-            work=WorkSpec(batch_tokens=8, h=self.h, end_rounds=self.end_rounds),
+            work=WorkSpec(batch_tokens=8, h=self.h, end_rounds=self.end_rounds, round_s=self.round_s),
             rule=RuleSpec(name=self.rule, replicas=self.replicas),
             membership=MembershipSpec(
                 start_contributors=self.start_contributors or self.n_members,
                 min_contributors=self.min_contributors,
             ),
             deadlines=self.deadlines,
+            codec=CodecSpec(block=1024, chunk_values=self.chunk_values, leaf_values=1024),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 WAKES_AT_ONE_INSTANT_MOST = 3
+RESTART_S = 1.0
+"""So long after there is room on its disk again a process that ended for lack of it is started again."""
 
 
 class Process:
@@ -25,6 +28,10 @@ class Process:
         self.frozen_until = 0.0
         self.crash_after: int | None = None
         """Crash after so many effects of the next event that has more than one."""
+        self.clock_offset_s, self.clock_rate = 0.0, 1.0
+        """What this process's clock shows is the world's time × rate + offset: nobody else may take it for theirs."""
+        self.disk_full_until = 0.0
+        self._started_at = self._lived_s = 0.0
         self._wake_at: float | None = None
         self._n_wakes = 0
         self._woke_at = -1.0
@@ -33,6 +40,7 @@ class Process:
         if self.alive:
             raise Violated(f"{self.name} is running already")
         self.alive = True
+        self._started_at = self.world.now
         self.incarnation += 1
         self._wake_at = None
         self.crash_after = None
@@ -42,8 +50,14 @@ class Process:
         """All that is not on disk is lost."""
         if self.alive:
             self.alive = False
+            self._lived_s += self.world.now - self._started_at
             self.world.trace("crash", self.name)
             self.died()
+
+    @property
+    def lived_s(self) -> float:
+        """For how long it has run, in all."""
+        return self._lived_s + (self.world.now - self._started_at if self.alive else 0.0)
 
     def freeze(self, for_s: float) -> None:
         self.frozen_until = self.world.now + for_s
@@ -67,8 +81,8 @@ class Process:
             call(effect)
 
     def plan_wake(self, wake: float | None, *, after_woke: bool) -> None:
-        """Sleep until then. Checks that the machine neither looks back nor spins."""
-        now = self.world.now
+        """Sleep until then by its own clock. Checks that the machine neither looks back nor spins."""
+        now = self.now()
         if wake is None:
             self._wake_at = None
             return
@@ -76,7 +90,7 @@ class Process:
             raise Violated(f"{self.name} wants to be woken at {wake}, now is {now}")
         if wake != self._wake_at:
             self._wake_at = wake
-            self.world.push(wake, self, self._woke, (wake,))
+            self.world.push(self._in_world(wake), self, self._woke, (wake,))
 
     def _woke(self, wake: float) -> None:
         if wake != self._wake_at:
@@ -89,7 +103,41 @@ class Process:
         self.wake()
 
     def now(self) -> Instant:
-        return Instant(self.world.now)
+        """What its clock shows."""
+        return Instant(self.world.now * self.clock_rate + self.clock_offset_s)
+
+    def _in_world(self, instant: float) -> float:
+        """The world's time when its clock shows this, or a moment later."""
+        if self.clock_rate == 1.0 and not self.clock_offset_s:
+            return instant
+        at = (instant - self.clock_offset_s) / self.clock_rate
+        while at * self.clock_rate + self.clock_offset_s < instant:
+            at = math.nextafter(at, math.inf)
+        return at
+
+    def leap(self, by_s: float) -> None:
+        """Its clock jumps ahead, as after a sleep of the machine."""
+        self.clock_offset_s += by_s
+        self.world.trace("leap", self.name, by_s)
+        if self.alive:
+            self._wake_at = None
+            self.later(0.0, self.wake)
+
+    def fill_disk(self, for_s: float) -> None:
+        """Nothing can be written for so long."""
+        self.disk_full_until = self.world.now + for_s
+        self.world.trace("disk full", self.name)
+
+    def disk_is_full(self) -> bool:
+        return self.world.now < self.disk_full_until
+
+    def writes(self) -> bool:
+        """Whether what must be written can be; if not, the process ends, and is started again when there is room."""
+        if not self.disk_is_full():
+            return True
+        self.crash()
+        self.world.at(self.disk_full_until + RESTART_S, self.world.restart, self)
+        return False
 
     def boot(self) -> None:
         raise NotImplementedError

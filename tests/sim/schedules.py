@@ -1,7 +1,14 @@
-"""Random schedules by their seed: contests of ballots, whole rounds under faults, and worlds that must recover."""
+"""Random schedules by their seed: contests of ballots, whole rounds under faults, and worlds that must recover.
+
+    python -m tests.sim.schedules succession --seeds 100000
+
+runs 10^5 of a family and prints those in which something happened that must never happen.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -26,6 +33,7 @@ CONTEST_S = 8.0
 ROUNDS_S = 15.0
 FAULTS_S = 20.0
 QUIET_S = 35.0
+SUCCESSION_S = 25.0
 
 
 def ballots(seed: int, **types: Any) -> World:
@@ -120,6 +128,55 @@ def rounds(seed: int, **types: Any) -> World:
     return world
 
 
+def succession(seed: int, **types: Any) -> World:
+    """A few rounds of members that stand in for a coordinator which dies, freezes, is cut off and comes back."""
+    rng = Random(seed)
+    n = rng.randint(1, 5)
+    options = Options(
+        seed=seed,
+        n_members=n,
+        observer=rng.random() < 0.5,
+        unreachable=(0,) if n > 2 and rng.random() < 0.2 else (),
+        stand_ins=True,
+        h=rng.choice([1, 2]),
+        n_chunks=rng.choice([1, 2]),
+        replicas=rng.choice(["auto", 1]),
+        rule=rng.choice(["mean", "default"]),
+        deadlines=HASTY.model_copy(update={"stand_in_s": rng.choice([1.2, 2.0]), "minority_wait_s": 1000.0}),
+        step_s=(0.1, 0.2),
+        work_s=0.005,
+        fetch_s=0.02,
+        delay_s=rng.choice([(0.01, 0.05), (0.01, 0.2)]),
+        spikes=rng.choice([0.0, 0.1]),
+        spike_s=2.0,
+        fifo=rng.random() < 0.6,
+        loss=rng.choice([0.0, 0.03, 0.15]),
+        duplication=rng.choice([0.0, 0.0, 0.1]),
+        keepalive_s=1.5,
+    )
+    faults = Faults(
+        until_s=12.0,
+        n_crashes=rng.randint(0, 3),
+        n_torn_crashes=rng.randint(0, 4),
+        n_breaks=rng.randint(0, 2),
+        n_freezes=rng.randint(0, 2),
+        n_partitions=rng.randint(0, 2),
+        n_leaves=rng.choice([0, 0, 0, 1]),
+        returns=0.9,
+        down_s=(0.1, 4.0),
+    )
+    world = World(options, **types)
+    inject(world, faults)
+    for _ in range(rng.randint(0, 2)):
+        world.at(10.0 * rng.random(), world.crash, world.leader, rng.choice([1.0, 4.0, 60.0]))
+    return world
+
+
+def run_succession(world: World) -> None:
+    world.start()
+    world.run_until(lambda: world.round >= 5, SUCCESSION_S)
+
+
 def run_rounds(world: World) -> None:
     world.start()
     world.run_until(lambda: world.round >= 3, ROUNDS_S)
@@ -187,4 +244,33 @@ class Schedule:
     run: Callable[[World], None]
 
 
-SCHEDULES = {"ballots": Schedule(ballots, run_ballots), "rounds": Schedule(rounds, run_rounds)}
+SCHEDULES = {
+    "ballots": Schedule(ballots, run_ballots),
+    "rounds": Schedule(rounds, run_rounds),
+    "succession": Schedule(succession, run_succession),
+}
+
+
+def main() -> int:
+    """Run many; what fails is told by its family and seed, to be kept in tests/golden/seeds.txt."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.schedules", description=__doc__)
+    parser.add_argument("family", choices=sorted(SCHEDULES))
+    parser.add_argument("--seeds", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=1_000_000)
+    asked = parser.parse_args()
+    n_failed = n_committed = 0
+    for seed in range(asked.first, asked.first + asked.seeds):
+        schedule = SCHEDULES[asked.family]
+        world = schedule.make(seed)
+        try:
+            schedule.run(world)
+        except Exception as error:
+            n_failed += 1
+            print(f"{asked.family} {seed} FAILED: {type(error).__name__}: {error}", flush=True)
+        n_committed += len(world.chain.commits)
+    print(f"{asked.seeds} schedules, {n_committed} commits, {n_failed} failed")
+    return 1 if n_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -202,15 +202,16 @@ def test_an_observer_that_missed_empty_rounds_needs_no_donor() -> None:
     commits(world, 2, 3 * ROUND_S)
 
 
-def test_a_member_that_many_rounds_passed_by_fetches_the_state_once() -> None:
+@pytest.mark.parametrize(("n_rounds", "n_states"), [(5, 0), (16, 0), (20, 1)])
+def test_who_was_away_follows_by_results_as_far_as_they_are_kept(n_rounds: int, n_states: int) -> None:
     world = begun(3)
     away = world.member(2)
     away.crash()
-    commits(world, 6, 6 * ROUND_S + DEATH_S)
+    commits(world, n_rounds - 1, n_rounds * ROUND_S + DEATH_S)
     world.story = []
     away.start()
     counts_again(world, away.name, 3 * ROUND_S)
-    assert sum(f"fetched {away.name}" in line for line in world.story) == 1
+    assert sum(f"fetched {away.name}" in line for line in world.story) == n_states
 
 
 def test_the_run_ends_and_everybody_stops() -> None:

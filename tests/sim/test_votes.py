@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from coordinator.rounds.attempt import Attempt
 from coordinator.rounds.events import Effect, Instant
@@ -13,6 +15,7 @@ from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.machine import Rounds
 from coordinator.rounds.voter import Voter
 from protos.messages import Body, PeerId, Prepare, Promise, Proposal, Propose, Refusal, Vote
+from protos.orders import OpenedOrder
 from tests.sim.chain import Violated
 from tests.sim.schedules import SCHEDULES
 from tests.sim.world import World
@@ -57,6 +60,12 @@ def test_some_contests() -> None:
 
 def test_some_rounds() -> None:
     assert run_all("rounds", range(100)) > 60
+
+
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(10**6, 10**12))
+def test_any_contest(seed: int) -> None:
+    run("ballots", seed)
 
 
 @pytest.mark.sim
@@ -123,8 +132,8 @@ class AddsUpVotes(Rounds):
         self.earlier: dict[bytes, dict[PeerId, tuple[Vote, bytes]]] = {}
         super().__init__(*args, **named)  # type: ignore[arg-type]
 
-    def _propose(self, proposal: Proposal, body: Body, now: Instant) -> list[Effect]:
-        effects = super()._propose(proposal, body, now)
+    def _propose(self, proposal: Proposal, body: Body, orders: tuple[OpenedOrder, ...], now: Instant) -> list[Effect]:
+        effects = super()._propose(proposal, body, orders, now)
         attempt = self._running()
         attempt.votes.update(self.earlier.get(attempt.body_hash, {}))
         return effects

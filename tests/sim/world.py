@@ -6,7 +6,7 @@ The same options give the same history. `run_until` lets it go on until somethin
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -17,11 +17,9 @@ from coordinator.rounds import policy
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.ledger import genesis as genesis_ledger
 from coordinator.rounds.machine import Rounds
-from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.voter import Voter
 from node.session import events as ev
 from node.session.machine import Session
-from node.session.part import Lines
 from protos.hashes import commit_hash
 from protos.messages import ZERO_HASH, Body, Commit, Genesis, Outcome, PeerId, Range
 from tests.fakes.sealer import Registry
@@ -31,6 +29,10 @@ from tests.sim.member import MemberProcess
 from tests.sim.network import TO_LEADER, Line, Network
 from tests.sim.options import Options
 from tests.sim.process import Process
+from tests.sim.sharing import sharing_session
+from tests.sim.sizes import Meter
+from tests.sim.standing_in import StandIn
+from tests.sim.training import Training
 
 RUN = PeerId("run")
 COORDINATOR = PeerId("coordinator")
@@ -49,8 +51,12 @@ class World:
         voter_type: type[Voter] = Voter,
     ) -> None:
         self.options, self.spec = options, options.spec()
+        self.specs = {self.spec.revision: self.spec}
+        """The revisions of the RunSpec that were ordered; who doesn't know one fetches it."""
         self.rounds_type, self.voter_type = rounds_type, voter_type
-        self.session_type = session_type or (_memorising() if options.memory else Session)
+        self.session_type = session_type or (
+            sharing_session(instant=options.instant_rows) if options.memory else Session
+        )
         self.coordinator = COORDINATOR
         self.now = 0.0
         self.rng = Random(options.seed)
@@ -58,9 +64,11 @@ class World:
         self.registry = Registry()
         self._heap: list[tuple[float, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
+        self._n_divisions = 0
         self.n_events = 0
         self._trace = tagged_hash("trace")
         self.story: list[str] | None = None
+        self.meter: Meter | None = None
         grid = policy.grid(self.spec)
         codec = self.spec.codec
         self.row_bytes = [frame_bytes(codec.name, grid.size(chunk), codec.block) for chunk in range(grid.n_chunks)]
@@ -69,6 +77,8 @@ class World:
         self._ledgers: dict[bytes, Ledger] = {}
         self.opened: dict[bytes, ev.Event] = {}
         """Events of envelopes, the same for whoever opens them."""
+        self.opened_commits: dict[tuple[int, PeerId], tuple[Commit, ev.CommitHeard]] = {}
+        """And of commits, by which object each is and who tells it."""
         names = [COORDINATOR, *(PeerId(f"standin{i}") for i in range(1, options.n_leaders))]
         self.leaders = [LeaderProcess(self, name, genesis, ledger.head) for name in names]
         self.members = {
@@ -81,6 +91,11 @@ class World:
         for member in self.members.values():
             if member.observer or member.number < options.n_members - options.n_newcomers:
                 member.disk.ledger, member.disk.commit = ledger, genesis
+        self.stand_ins = {
+            name: StandIn(self, name, genesis, ledger.head)
+            for name, member in self.members.items()
+            if options.stand_ins and not member.observer
+        }
         self._leaders_of: dict[PeerId, list[LeaderProcess]] = {name: list(self.leaders) for name in self.members}
 
     def _genesis(self) -> tuple[Commit, Ledger]:
@@ -184,7 +199,7 @@ class World:
             self.push(self.now, member, member.decide, (ev.LeaveAsked("asked"),))
 
     def leaders_of(self, member: MemberProcess) -> list[LeaderProcess]:
-        return self._leaders_of[member.name]
+        return [*self._leaders_of[member.name], *(self.stand_ins[peer] for peer in member.followed)]
 
     def assign(self, member: MemberProcess, leaders: list[LeaderProcess]) -> None:
         """From now on the member's lines are to these leaders."""
@@ -192,9 +207,9 @@ class World:
         if member.alive:
             self.push(self.now, member, member.switch, ())
 
-    def can_reach(self, one: MemberProcess, other: MemberProcess) -> bool:
+    def can_reach(self, one: Process, other: Training) -> bool:
         frozen = other.frozen_until > self.now
-        return other.reachable and other.alive and not frozen and not self.network.parted(one.name, other.name)
+        return other.alive and other.reachable and not frozen and self.network.dials(one.name, other.name)
 
     def donors(self, asking: MemberProcess) -> list[MemberProcess]:
         return [other for other in self.members.values() if other is not asking and self.can_reach(asking, other)]
@@ -204,6 +219,8 @@ class World:
     def send(self, line: Line, direction: int, message: object) -> None:
         end: Process = line.leader if direction == TO_LEADER else line.member
         hear = line.leader.hear if direction == TO_LEADER else line.member.hear
+        if self.meter is not None:
+            self.meter.note(direction == TO_LEADER, message)
         for at in self.network.arrivals(line, direction, self.now):
             self.push(at, end, hear, (line, message))
 
@@ -215,13 +232,47 @@ class World:
 
     def part(self, peers: set[PeerId], for_s: float) -> None:
         """Cut peers off; lines across the cut are found broken after a while."""
-        self.network.cut(peers)
-        self.trace("part", sorted(peers))
-        for member in self.members.values():
-            for line in list(member.lines.values()):
-                if self.network.parted(member.name, line.leader.name):
-                    self.at(self.now + self.options.keepalive_s, self.tell_line_broke, line, "no keepalive")
-        self.at(self.now + for_s, self.network.cut, set())
+        self.divide([peers], for_s)
+
+    def divide(self, islands: Sequence[Collection[PeerId]], for_s: float) -> None:
+        """Part several sets from each other and from all others, until it heals or others are parted."""
+        self.network.divide(*islands)
+        self.trace("part", *(sorted(peers) for peers in islands))
+        self._find_broken()
+        self._n_divisions += 1
+        self.at(self.now + for_s, self._join, self._n_divisions)
+
+    def _join(self, division: int) -> None:
+        if division == self._n_divisions:
+            self.network.divide()
+
+    def block(self, one: PeerId, other: PeerId, for_s: float) -> None:
+        """For a while nothing gets from the one to the other, and the other way is open."""
+        self.network.block(one, other)
+        self.trace("block", one, other)
+        self._find_broken()
+        self.at(self.now + for_s, self.network.unblock, one, other)
+
+    def half_open(self, peer: PeerId, for_s: float) -> None:
+        """A host loses all its connections, and the other ends hear nothing of it; it is cut off for a while."""
+        self.network.divide([peer])
+        self.trace("half open", peer)
+        for line in self.lines():
+            if peer in (line.member.name, line.leader.name):
+                here, there = (line.member, line.leader) if line.member.name == peer else (line.leader, line.member)
+                self.push(self.now, here, here.line_broke, (line, "reset"))
+                self.push(self.now + self.options.keepalive_s, there, there.line_broke, (line, "no keepalive"))
+        self._n_divisions += 1
+        self.at(self.now + for_s, self._join, self._n_divisions)
+
+    def lines(self) -> list[Line]:
+        """Those that members hold for open."""
+        return [line for member in self.members.values() for line in member.lines.values()]
+
+    def _find_broken(self) -> None:
+        for line in self.lines():
+            if self.network.parted(line.member.name, line.leader.name):
+                self.at(self.now + self.options.keepalive_s, self.tell_line_broke, line, "no keepalive")
 
     # -- what is computed once for all ------------------------------------------------------------------------
 
@@ -239,40 +290,6 @@ class World:
     @property
     def round(self) -> int:
         return max((body.round for _, body, _ in self.chain.commits), default=0)
-
-
-def _memorising() -> type[Session]:
-    """A Session that shares pure results with all others: the same question about the same things has one answer."""
-    bodies: dict[tuple[bytes, bytes], list[str]] = {}
-    deals: dict[tuple[bytes, bytes], list[str]] = {}
-    folded: dict[tuple[bytes, bytes], Ledger] = {}
-    lines: dict[bytes, Lines] = {}
-
-    class MemorisingSession(Session):
-        def _body_faults(self, event: ev.Proposed, ledger: Ledger) -> list[str]:
-            key = (event.body_hash, ledger.head)
-            if key not in bodies:
-                bodies[key] = super()._body_faults(event, ledger)
-            return bodies[key]
-
-        def _deal_faults(self, evidence: Evidence, ledger: Ledger) -> list[str]:
-            key = (evidence.plan_hash, ledger.head)
-            if key not in deals:
-                deals[key] = super()._deal_faults(evidence, ledger)
-            return deals[key]
-
-        def _folded(self, held: Ledger, heard: ev.CommitHeard) -> Ledger:
-            key = (held.head, heard.commit_hash)
-            if key not in folded:
-                folded[key] = super()._folded(held, heard)
-            return folded[key]
-
-        def _lines(self, evidence: Evidence) -> Lines:
-            if evidence.plan_hash not in lines:
-                lines[evidence.plan_hash] = super()._lines(evidence)
-            return lines[evidence.plan_hash]
-
-    return MemorisingSession
 
 
 def heads(members: Mapping[PeerId, MemberProcess]) -> dict[PeerId, bytes]:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregation.digest import tagged_hash
-from aggregation.exchange import set_hash
-from coordinator.rounds import leases, policy, proposing
+from coordinator.rounds import leases, policy, proposing, redealing
 from coordinator.rounds.attempt import plan_for
 from coordinator.rounds.ledger import Ledger, fold, genesis
 from coordinator.rounds.proposing import Evidence, build_body
@@ -21,7 +20,7 @@ from tests.sim.options import sim_spec
 RUN, COORDINATOR = PeerId("run"), PeerId("coordinator")
 PEERS = [PeerId(f"peer{number:02d}") for number in range(40)]
 SPEC = sim_spec(n_chunks=3)
-REGISTRY = Registry()
+REGISTRY = Registry("cases.")
 NO_HASH = bytes(32)
 
 
@@ -135,12 +134,10 @@ def results_of(evidence: Evidence, spec: RunSpec = SPEC) -> dict[PeerId, Results
     included = evidence.included()
     if not included:
         return {}
-    roots = {str(peer): item.root for peer, item in included.items()}
-    name = set_hash(evidence.plan_hash, evidence.deal.number, roots)
-    lines = proposing.lines_of(evidence, spec)
+    name = evidence.set_hash()
+    reducers = redealing.reducers_now(evidence.plan, proposing.lines_of(evidence, spec), evidence.redeal)
     results: dict[PeerId, Results] = {}
-    for peer in sorted({peer for line in lines for peer in line[: evidence.plan.replicas]}):
-        mine = [chunk for chunk, line in enumerate(lines) if peer in line[: evidence.plan.replicas]]
+    for peer, mine in sorted(redealing.chunks_of(reducers).items()):
         listed = tuple(ChunkResult(chunk, tagged_hash("result", bytes([chunk]), name), 0.5) for chunk in mine)
         results[peer] = Results(evidence.plan_hash, name, listed, 100.0)
     return results

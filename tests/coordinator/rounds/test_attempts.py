@@ -21,6 +21,7 @@ from protos.messages import (
     AttemptFailed,
     Body,
     Deal,
+    Inquiry,
     Lack,
     MemberState,
     Missing,
@@ -30,10 +31,11 @@ from protos.messages import (
     Prepare,
     Promise,
     Propose,
+    Redeal,
     Refusal,
     Welcome,
 )
-from protos.runspec import RuleSpec
+from protos.runspec import MembershipSpec, RuleSpec
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
     NO_HASH,
@@ -48,13 +50,16 @@ ONCE = sim_spec(n_chunks=3, rule=RuleSpec(replicas=1))
 # -- failing and trying again ----------------------------------------------------------------------------------------
 
 
-def test_a_death_in_the_exchange_fails_the_attempt_and_the_next_asks_for_promises() -> None:
-    script = exchanging(3)
+def test_an_attempt_that_can_not_be_mended_fails_and_the_next_asks_for_promises() -> None:
+    script = exchanging(3, spec=sim_spec(n_chunks=3, membership=MembershipSpec(min_contributors=3)))
     script.handle(Disconnected(PEERS[2], "reset"))
     did = script.wait(3.1)
+    for peer in (*PEERS[:2], OBSERVER):
+        did += script.say(peer, answer(script, PEERS[2]))
     ((told, failed),) = script.told(AttemptFailed, did)
     assert told == (*PEERS[:2], OBSERVER)
-    assert failed == AttemptFailed(0, 2, 0, "lost peer02")
+    assert failed == AttemptFailed(0, 2, 0, "lost peer02; 2 contributions, and this run needs 3")
+    script.spec = script.rounds.spec = sim_spec(n_chunks=3)
     did += script.wait(RETRY_FIRST_S)
     assert script.phase() is Phase.PREPARE
     entries = [effect.entry for effect in script.effects(Persist, did)]
@@ -98,7 +103,7 @@ def test_who_came_back_without_its_contribution_is_lost_at_once() -> None:
     script.handle(Disconnected(PEERS[1], "reset"))
     script.connect(PEERS[1])
     script.beat(PEERS[1], MemberState.TRAINING, 0)
-    assert script.told(AttemptFailed)[0][1].reason == "lost peer01"
+    assert [(told, asked.senders) for told, asked in script.told(Inquiry)] == [((PEERS[0], PEERS[2]), (PEERS[1],))]
 
 
 def test_who_comes_back_is_told_where_the_attempt_is() -> None:
@@ -123,10 +128,16 @@ def test_who_caught_up_is_told_where_the_attempt_is() -> None:
     assert [type(message) for _, message in script.told(object)] == [Propose]
 
 
+def answer(script: Script, sender: PeerId, chunk: int = 0) -> Missing:
+    """That this chunk of a sender who is gone has not come."""
+    plan = plan_hash(script.registry.encode(script.last(Plan)))
+    return Missing(plan, (Lack(chunk, sender),), asked=script.last(Inquiry).senders)
+
+
 def unable(script: Script, *peers: PeerId) -> None:
     plan = plan_hash(script.registry.encode(script.last(Plan)))
     for peer in peers:
-        script.say(peer, Missing(plan, ()))
+        script.say(peer, Missing(plan, (), unable=True))
 
 
 def test_at_the_deadline_claims_decide_who_is_left_out() -> None:
@@ -139,16 +150,22 @@ def test_at_the_deadline_claims_decide_who_is_left_out() -> None:
             script.say(reducer, Missing(plan, lacks))
     if PEERS[2] in results:
         script.say(PEERS[2], results[PEERS[2]])
-    assert script.phase() is Phase.TRAIN
-    blamed = script.rounds._out_senders | script.rounds._out_reducers
-    assert blamed
-    assert "rows or results did not come in time" in script.last(AttemptFailed).reason
+    assert script.phase() is Phase.EXCHANGE
+    redeal = script.last(Redeal)
+    others = [peer for peer in results if peer != PEERS[2]]
+    if len(others) > 1:
+        assert [(out.peer, out.reason[:39]) for out in redeal.excluded] == [
+            (PEERS[2], "lost in the exchange: its rows have not")
+        ]
+    else:
+        assert redeal.lost == tuple(others)
 
 
 def test_who_can_not_combine_is_left_out_as_a_reducer() -> None:
     script = exchanging(3, spec=ONCE)
     one, *others = script.results()
     unable(script, one)
+    assert script.last(Redeal).lost == (one,)
     for peer in others:
         script.say(peer, script.results()[peer])
     assert script.rounds._out_reducers == {one}
@@ -200,7 +217,9 @@ def test_a_single_word_waits_for_who_may_come_back() -> None:
     script.handle(Disconnected(PEERS[2], "reset"))
     assert script.phase() is Phase.EXCHANGE
     script.wait(script.spec.deadlines.gone_grace_s + 0.1)
-    assert reducers_of(script) == [(PEERS[0], 3)]
+    assert script.last(Redeal).lost == (PEERS[1], PEERS[2])
+    script.reduce()  # a single word would not do while there is a reserve
+    assert reducers_of(script) == [(PEERS[0], 3), (OBSERVER, 3)]
 
 
 def test_a_slow_replica_is_waited_for_only_a_little_once_enough_agree() -> None:
@@ -213,23 +232,36 @@ def test_a_slow_replica_is_waited_for_only_a_little_once_enough_agree() -> None:
     assert reducers_of(script) == [(peer, 3) for peer in PEERS[:2]]
 
 
-def test_a_sender_that_dies_before_enough_have_its_rows_fails_the_attempt() -> None:
+def test_a_sender_that_dies_before_enough_have_its_rows_is_out_on_all_chunks() -> None:
     script = exchanging(3)
     script.say(PEERS[0], script.results()[PEERS[0]])
     script.handle(Disconnected(PEERS[2], "reset"))
     script.wait(script.spec.deadlines.gone_grace_s + 0.1)
-    assert script.last(AttemptFailed).reason == "lost peer02"
+    assert script.waiting_for == "word of peer01 on the rows of peer02, gone"
+    script.say(PEERS[1], answer(script, PEERS[2]))
+    redeal = script.last(Redeal)
+    assert [out.peer for out in redeal.excluded] == [PEERS[2]]
+    assert (redeal.number, redeal.set_number) == (1, 1)
+    script.reduce()
+    body = script.registry.decode(Body, script.last(Propose).proposal.body)
+    assert [(entry.counted, entry.reason) for entry in body.members] == [
+        (True, ""), (True, ""), (False, "lost in the exchange: gone before all its rows were with peer01"),
+    ]  # fmt: skip
+    assert body.attempt == 0
 
 
 def test_a_reducer_that_dies_is_missed_only_where_it_reduces_alone() -> None:
-    for spec, fails in ((sim_spec(n_chunks=3), False), (ONCE, True)):
+    for spec, moves in ((sim_spec(n_chunks=3), False), (ONCE, True)):
         script = exchanging(2, spec=spec)
         script.handle(Disconnected(OBSERVER, "reset"))
         for _ in range(4):
             script.wait(1.0)
             script.keep_alive(*PEERS[:2])
         assert OBSERVER in script.last(Deal).bandwidths[-1].peer
-        assert [failed.reason for _, failed in script.told(AttemptFailed, script.did)] == ["lost peer30"] * fails
+        assert [redeal.lost for _, redeal in script.told(Redeal, script.did)] == [(OBSERVER,)] * moves
+        assert OBSERVER not in script.results() or not moves
+        script.reduce()
+        assert script.phase() is Phase.VOTE
 
 
 def test_a_replica_that_differs_from_the_others_is_left_out() -> None:
@@ -239,8 +271,9 @@ def test_a_replica_that_differs_from_the_others_is_left_out() -> None:
     script.say(PEERS[0], results[PEERS[0]])
     script.say(PEERS[1], replace(results[PEERS[1]], results=(replace(first, hash=NO_HASH), *rest)))
     script.say(PEERS[2], results[PEERS[2]])
-    assert script.last(AttemptFailed).reason == "replicas differ on chunk 0: peer00+peer02 against peer01"
+    assert script.last(Redeal).lost == (PEERS[1],)
     assert script.rounds._out_reducers == {PEERS[1]}
+    assert reducers_of(script) == [(PEERS[0], 3), (PEERS[2], 3)]
 
 
 def test_who_gives_its_rows_to_itself_alone_does_not_decide_alone() -> None:
@@ -252,7 +285,7 @@ def test_who_gives_its_rows_to_itself_alone_does_not_decide_alone() -> None:
         assert script.phase() is Phase.EXCHANGE
         script.say(peer, Missing(plan, tuple(Lack(chunk, PEERS[3]) for chunk in range(3))))
     assert script.told(Propose, script.did) == []
-    assert script.last(AttemptFailed).reason == "rows or results did not come in time; without peer03 next"
+    assert [out.peer for out in script.last(Redeal).excluded] == [PEERS[3]]
     assert (script.rounds._out_senders, script.rounds._out_reducers) == ({PEERS[3]}, set())
 
 
@@ -265,16 +298,16 @@ def test_whom_one_reducer_can_not_hear_is_in_nobodys_way() -> None:
     assert reducers_of(script) == [(peer, 3) for peer in PEERS[1:4]]
 
 
-def test_who_refuses_the_deal_is_left_out_of_the_next_one() -> None:
+def test_who_refuses_the_deal_is_left_out() -> None:
     script = exchanging(4)
     script.say(PEERS[1], Refusal(0, 2, 0, "the excluded are not those that the gate gives"))
-    assert script.last(AttemptFailed).reason.startswith("lost peer01; peer01: the excluded")
-    script.wait(RETRY_FIRST_S)
     for peer in (PEERS[0], *PEERS[2:4]):
-        script.promise(peer)
-    planned = {member.peer for member in script.last(Plan).members}
-    assert script.phase() is Phase.COMMITMENT
-    assert planned == {PEERS[0], *PEERS[2:4]}
+        script.say(peer, answer(script, PEERS[1]))
+    assert [out.peer for out in script.last(Redeal).excluded] == [PEERS[1]]
+    assert script.last(Redeal).lost == (PEERS[1],)
+    for peer in (PEERS[0], *PEERS[2:4]):
+        script.say(peer, script.results()[peer])
+    assert reducers_of(script) == [(peer, 3) for peer in (PEERS[0], *PEERS[2:4])]
 
 
 def test_who_has_promised_a_higher_number_is_asked_again_in_one() -> None:
@@ -309,13 +342,10 @@ def test_a_plan_for_more_than_any_rule_takes_serves_those_who_are_left() -> None
 
 def test_when_nobody_can_combine_the_round_is_empty() -> None:
     script = exchanging(3)
+    assert [member.peer for member in script.last(Plan).members if member.reserve] == [OBSERVER]
     unable(script, *PEERS[:3])
-    assert script.phase() is Phase.TRAIN  # the observer has not been asked
-    script.wait(RETRY_FIRST_S)
-    for peer in PEERS[:3]:
-        script.promise(peer)
-    script.commit_to_plan(*PEERS[:3])
-    assert [entry.peer for entry in script.last(Deal).bandwidths] == [OBSERVER]
+    assert script.last(Redeal).lost == tuple(PEERS[:3])
+    assert set(script.results()) == {OBSERVER}
     unable(script, OBSERVER)
     body = script.registry.decode(Body, script.last(Propose).proposal.body)
     assert body.outcome is Outcome.EMPTY
@@ -332,7 +362,7 @@ def test_silence_is_not_inability() -> None:
     while script.at < limit_s:
         script.wait(1.0)
         script.keep_alive(*PEERS[:2])
-    assert "did not come in time" in script.last(AttemptFailed).reason
+    assert "no word from peer01 in time" in script.last(AttemptFailed).reason
     assert script.rounds._unable == {PEERS[0]}
 
 
@@ -348,7 +378,7 @@ def test_silence_until_the_deadline_is_the_reducers_fault() -> None:
     while script.at < limit_s:
         script.wait(1.0)
         script.keep_alive(*PEERS[:2], OBSERVER)
-    assert "did not come in time" in script.last(AttemptFailed).reason
+    assert "no word from peer00, peer01, peer30 in time" in script.last(AttemptFailed).reason
     assert script.rounds._out_reducers
 
 
@@ -360,7 +390,7 @@ def test_results_that_are_none_are_the_reducers_fault() -> None:
         script.say(peer, results[peer])
     script.say(liar, replace(results[liar], set_hash=NO_HASH))
     assert script.rounds._out_reducers == {liar}
-    assert "for another set" in script.last(AttemptFailed).reason
+    assert reducers_of(script) == [(peer, 3) for peer in others]
 
 
 def test_blame_ends_when_there_would_be_nobody_left() -> None:

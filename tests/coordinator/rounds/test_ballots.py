@@ -19,6 +19,7 @@ from protos.hashes import body_hash
 from protos.messages import (
     AttemptFailed,
     Body,
+    Inquiry,
     Leave,
     Plan,
     Prepare,
@@ -140,10 +141,10 @@ def test_a_leave_before_the_proposal_takes_the_seat_away() -> None:
     assert [seat.peer for seat in body.seats] == [PEERS[0], PEERS[2]]
 
 
-def test_a_leave_in_the_exchange_fails_the_attempt_at_once() -> None:
+def test_a_leave_in_the_exchange_is_a_death_at_once() -> None:
     script = exchanging(3)
     script.say(PEERS[1], leave(script))
-    assert script.last(AttemptFailed).reason == "lost peer01"
+    assert script.last(Inquiry).senders == (PEERS[1],)
 
 
 def test_who_voted_and_left_has_voted() -> None:

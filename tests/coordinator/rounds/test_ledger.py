@@ -109,8 +109,11 @@ def test_standing_changes_stay() -> None:
         ({"epoch": -1}, "can't follow"),
         ({"voters": ()}, "nobody to vote"),
         ({"returned": (Range(0, 4), Range(2, 4))}, "leased twice"),
-        ({"seats": (Seat(PEERS[0], (Range(0, 4),), 1), Seat(PEERS[1], (Range(3, 4),), 1))}, "leased twice"),
-        ({"returned": (), "seats": (Seat(PEERS[0], (Range(0, 4),), 1),)}, "not free"),
+        ({"seats": (Seat(PEERS[0], (Range(0, 4),), 1), Seat(PEERS[2], (Range(3, 4),), 1))}, "not free"),
+        ({"returned": (), "seats": (Seat(PEERS[2], (Range(0, 4),), 1),)}, "not free"),
+        ({"returned": (Range(0, 4),)}, "leased twice"),
+        ({"seats": (Seat(PEERS[0], (Range(8, 4),), 1),)}, "does not go on"),
+        ({"seats": (Seat(PEERS[0], (Range(0, 3),), 1),)}, "does not go on"),
     ],
 )
 def test_a_body_that_does_not_extend_the_books(changes: dict[str, Any], why: str) -> None:

@@ -17,7 +17,6 @@ from coordinator.rounds.events import (
     Heard,
     Instant,
     Opened,
-    PauseAsked,
     Persist,
     Probe,
     Reached,
@@ -45,7 +44,7 @@ from protos.messages import (
     Vote,
     Welcome,
 )
-from protos.runspec import MembershipSpec, WorkSpec
+from protos.runspec import DeadlineSpec, MembershipSpec, WorkSpec
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
     NO_HASH,
@@ -88,15 +87,16 @@ def test_a_whole_round() -> None:
     script.ready(PEERS[1])
     assert script.effects(Persist)[0].entry == Opened(0, 2, 0)
     ((told, plan),) = script.told(Plan)
-    assert told == tuple(PEERS[:3])  # three can be reached: the observer need not reduce
-    assert [(member.peer, member.reducer, member.sender) for member in plan.members] == [
-        (peer, True, True) for peer in PEERS[:3]
+    assert told == (*PEERS[:3], OBSERVER)
+    assert [(member.peer, member.reducer, member.sender, member.reserve) for member in plan.members] == [
+        *((peer, True, True, False) for peer in PEERS[:3]),
+        (OBSERVER, True, False, True),  # three can be reached: the observer reduces what they can't
     ]
     script.commit_to_plan(*PEERS[:2])
     assert script.waiting_for == "commitments of peer02"
     script.commit_to_plan(PEERS[2])
     ((told, deal),) = script.told(Deal)
-    assert told == tuple(PEERS[:3])
+    assert told == (*PEERS[:3], OBSERVER)
     assert deal.excluded == ()
     script.reduce()
     persisted = [effect.entry for effect in script.effects(Persist)]
@@ -175,7 +175,6 @@ def test_strangers_and_doubles_count_nothing() -> None:
 def test_at_the_limit_who_has_steps_contributes_them() -> None:
     script = training(2, sim_spec(n_chunks=3))
     limit_s = script.spec.deadlines.train_limit_s
-    script.ready(PEERS[0])
     while script.at < limit_s - 2.0:
         script.wait(1.0)
         script.keep_alive(*PEERS[:2], OBSERVER)
@@ -212,7 +211,7 @@ def test_a_broken_line_is_waited_for_a_moment() -> None:
 
 
 def test_a_silent_member_is_given_up_at_the_timeout() -> None:
-    script = training(2)
+    script = training(2, sim_spec(n_chunks=3, deadlines=DeadlineSpec(deadline_k=0.0)))
     script.ready(PEERS[0])
     for _ in range(14):
         script.wait(1.0)
@@ -232,16 +231,6 @@ def test_without_voters_for_a_quorum_nothing_is_opened() -> None:
     assert script.waiting_for == "voters for a quorum: peer01, peer02"
     script.connect(PEERS[1])
     script.beat(PEERS[1], MemberState.READY, 4)
-    assert script.phase() is Phase.COMMITMENT
-
-
-def test_the_operators_pause_holds_the_next_attempt() -> None:
-    script = training(1)
-    script.handle(PauseAsked(True))
-    script.ready(PEERS[0])
-    assert script.phase() is Phase.TRAIN
-    assert "operator" in script.waiting_for
-    script.handle(PauseAsked(False))
     assert script.phase() is Phase.COMMITMENT
 
 

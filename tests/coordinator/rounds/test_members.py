@@ -213,3 +213,15 @@ def test_the_view() -> None:
     assert (view.peer, view.state, view.standing, view.step, view.tokens_per_s) == (A, "training", "newcomer", 3, 9.0)
     members.disconnected(A, at(2.0))
     assert members.view(LEDGER)[0].state == "gone"
+
+
+def test_the_share_of_time_idle_is_told_by_heartbeats() -> None:
+    members = present(A)
+    member = members.get(A)
+    assert member is not None
+    assert member.idle_share is None
+    states = [MemberState.TRAINING] * 3 + [MemberState.READY] * 2 + [MemberState.PAUSED] * 4
+    for second, state in enumerate(states, 1):
+        members.heard(A, beat(state=state), 2, at(second))
+    # Six seconds are known of: it waited, trained for three, had done its steps for two; its pause counts for nothing.
+    assert member.idle_share == pytest.approx(0.5)

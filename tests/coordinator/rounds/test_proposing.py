@@ -174,10 +174,11 @@ def test_bodies_come_with_their_evidence() -> None:
     assert faults(empty_body(LEDGER, PEERS[:3]), EVIDENCE)
 
 
-def test_an_empty_round_keeps_the_anchor_returns_everything_and_has_a_reason() -> None:
+def test_an_empty_round_keeps_the_anchor_and_the_leases_and_has_a_reason() -> None:
     body = empty_body(LEDGER, PEERS[:3])
     assert body_faults(body, None, (), LEDGER, SPEC, COORDINATOR) == []
-    assert body.returned == (Range(0, 12),)
+    assert (body.returned, body.seats) == ((), LEDGER.seats)
+    assert empty_body(LEDGER, PEERS[1:4]).returned == (Range(0, 4),)
     assert body.results_root == NO_HASH
     assert after(LEDGER, body).voters == LEDGER.voters
     silent = replace(body, reason="")

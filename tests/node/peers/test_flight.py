@@ -76,3 +76,22 @@ def test_who_gives_up_in_its_turn_gives_it_back() -> None:
         assert flight.most_bytes == 100
 
     play(scenario)
+
+
+def test_room_that_is_there_is_had_at_once_unless_others_wait_for_theirs() -> None:
+    async def main() -> None:
+        flight = InFlight(10)
+        assert flight.take_now(6) == 6
+        assert flight.take_now(5) is None
+        assert flight.n_bytes == 6
+        waiting = asyncio.create_task(flight.take(8))
+        await asyncio.sleep(0)
+        assert flight.take_now(1) is None
+        flight.give_back(6)
+        assert await waiting == 8
+        assert flight.take_now(2) == 2
+        flight.give_back(10)
+        assert flight.take_now(11) == 10
+        assert flight.most_bytes == 10
+
+    asyncio.run(main())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node.peers.transport import Progress
+from coordinator.leading import service
+from node.peers.transport import Progress, channel_options, server_options
+from protos.signing import Identity
 
 LIMIT_S = 30.0
 
@@ -121,3 +125,21 @@ def test_who_leaves_in_time_is_not_cancelled_later() -> None:
         assert not progress.expired
 
     play(scenario)
+
+
+@pytest.mark.parametrize("options", [server_options(), service.OPTIONS], ids=["a node's", "the leader's"])
+def test_a_server_never_closes_a_link_for_our_own_pings(options: list[tuple[str, str | int]]) -> None:
+    """Pings that a server holds for too many make it close the link, whatever it is carrying (GOAWAY)."""
+    client, server = dict(channel_options(Identity.generate().peer)), dict(options)
+    assert server["grpc.http2.max_ping_strikes"] == 0
+    tolerated_ms = int(server["grpc.http2.min_ping_interval_without_data_ms"])
+    assert tolerated_ms <= int(client["grpc.keepalive_time_ms"]) / 2
+    assert client["grpc.keepalive_permit_without_calls"] == server["grpc.keepalive_permit_without_calls"] == 1
+    assert client["grpc.http2.max_pings_without_data"] == 0  # or they stop after two
+    library = importlib.util.find_spec("grpc._cython.cygrpc")
+    assert library is not None
+    assert library.origin is not None
+    known = Path(library.origin).read_bytes()
+    assert [
+        name for name in (*client, *server) if name.encode() not in known
+    ] == []  # gRPC ignores what it doesn't know

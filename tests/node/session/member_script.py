@@ -36,7 +36,7 @@ from tests.coordinator.rounds.cases import (
     seated,
 )
 from tests.fakes.sealer import FakeSealer
-from tests.sim.member import digest_after
+from tests.sim.disk import digest_after
 
 ME = PEERS[0]
 LEDGER = seated(3)
@@ -108,6 +108,10 @@ class Script:
             did += self.handle(ev.Woke())
         self.at = end
         return did
+
+    def leaders_fall_silent(self) -> None:
+        """So long that a stand-in's numbers are heeded."""
+        self.wait(2 * self.spec.deadlines.stand_in_s)
 
     def effects(self, kind: type[T], did: list[ev.Effect] | None = None) -> list[T]:
         return [effect for effect in (self.now_did if did is None else did) if isinstance(effect, kind)]

@@ -121,7 +121,9 @@ def test_results_that_can_not_be_fetched_mean_fetching_the_state() -> None:
     heard = committed(BODY, LEDGER)
     script.handle(heard)
     script.handle(ev.VerifyFailed(body_hash(heard.commit.body), "gone"))
-    assert script.effects(ev.FetchState) == [ev.FetchState(heard.commit, heard.body)]
+    assert [(fetch.commit, fetch.newer_than) for fetch in script.effects(ev.FetchState)] == [
+        (heard.commit, LEDGER.round)
+    ]
 
 
 def chain_of(n: int) -> list[tuple[ev.CommitHeard, Ledger]]:
@@ -150,12 +152,15 @@ def test_commits_that_come_while_one_is_applied_are_caught_up() -> None:
     assert script.session.ledger.head == second.commit_hash
 
 
-def test_a_gap_means_fetching_the_newest_state() -> None:
+def test_a_gap_that_nobody_can_fill_means_fetching_the_newest_state() -> None:
     (_, _), (second, after_second), (third, after_third) = chain_of(3)
     script = Script()
     script.train()
     script.handle(second)
-    assert script.effects(ev.FetchState) == [ev.FetchState(second.commit, second.body)]
+    (asked,) = script.effects(ev.FetchCommits)
+    assert (asked.head, asked.newest) == (LEDGER.head, second)
+    script.handle(ev.CommitsFetchFailed("nobody has them", gone=True))
+    assert [fetch.commit for fetch in script.effects(ev.FetchState)] == [second.commit]
     script.handle(third)
     assert script.effects(ev.FetchState) == []
     script.handle(ev.StateFetched(after_second))
@@ -252,7 +257,8 @@ def test_why_a_round_is_empty_is_said_once_to_who_trained_for_it() -> None:
 def test_moments_are_started_again_after_a_long_absence() -> None:
     script = Script()
     script.train()
-    far = replace(LEDGER, round=LEDGER.round + 12)
-    script.handle(committed(replace(BODY, previous=NO_HASH), LEDGER))
+    far = replace(LEDGER, round=LEDGER.round + 12).at(bytes([8]) * 32, bytes([9]) * 32)
+    script.handle(committed(replace(BODY, previous=NO_HASH, round=LEDGER.round + 12), LEDGER))
+    script.handle(ev.CommitsFetchFailed("nobody has them", gone=True))
     script.handle(ev.StateFetched(far))
     assert script.effects(ev.LoadAnchor)[0].fresh_moments is True

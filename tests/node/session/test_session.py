@@ -180,6 +180,7 @@ def test_who_can_not_encode_says_so() -> None:
 def test_a_plan_against_a_promise_is_declined_with_the_number_to_pass() -> None:
     script = Script()
     script.train()
+    script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 5, PEERS[20])))
     script.handle(events_of(EVIDENCE)[0])
     assert script.told(Refusal)[0].attempt == 5
@@ -285,6 +286,7 @@ def test_heartbeats_go_out_on_time_while_the_line_is_up() -> None:
 def test_a_leave_is_a_last_promise() -> None:
     script = Script()
     script.train()
+    script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[20])))
     persist, tell, stop = script.handle(ev.LeaveAsked("SIGTERM"))
     leave = Leave(0, 2, 3, PEERS[20], LEDGER.head, -1, None)
@@ -293,6 +295,7 @@ def test_a_leave_is_a_last_promise() -> None:
     assert script.told(Leave) == [leave]
     assert stop == ev.Stop(0, "SIGTERM")
     assert script.handle(ev.LeaveAsked("again")) == []
+    script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 9, PEERS[20])))
     assert "has left" in script.told(Refusal)[0].reason
 

@@ -76,6 +76,7 @@ def test_the_same_body_in_a_later_attempt_is_not_verified_again() -> None:
     script.train()
     script.handle(proposed(BODY, EVIDENCE))
     script.verify(proposed(BODY, EVIDENCE))
+    script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[20])))
     (promise,) = script.told(Promise)
     assert (promise.voted_attempt, promise.proposal) == (0, proposed(BODY, EVIDENCE).propose.proposal)
@@ -163,6 +164,7 @@ def test_the_observer_tells_digests_and_why_it_has_none() -> None:
 def test_promises_are_on_disk_before_they_are_sent() -> None:
     script = Script()
     script.line_up()
+    script.leaders_fall_silent()
     did = script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[20])))
     assert isinstance(did[0], ev.Persist)
     assert isinstance(did[1], ev.TellLeader)
@@ -179,6 +181,7 @@ def test_who_lost_its_record_abstains_until_a_commit_is_applied() -> None:
     follow(script, committed(BODY, LEDGER))
     ledger = script.session.ledger
     assert ledger is not None
+    script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 3, 1, PEERS[20])))
     assert len(script.told(Promise)) == 1
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from node.training.link import (
     BODY_BYTES_MAX,
     HEADER,
+    Amend,
     Command,
     Encode,
     Encoded,
@@ -23,8 +24,10 @@ from node.training.link import (
     Progress,
     Quit,
     Ready,
+    Remark,
     Report,
     Resume,
+    Saved,
     Start,
     Train,
     Written,
@@ -38,22 +41,29 @@ from protos.messages import Range
 ENCODED = Encoded(3, 7, 700, 0.02, 2.5, (Range(1, 2), Range(9, 5)), 1, 0.25)
 COMMANDS: list[Command] = [
     Start("spec.json", "data/ä", 2, 1, 4),
+    Start("spec.json", "data", 2, run="run", checkpoints="checkpoints"),
     Load("theta.bin", 3, 90, True),
+    Load("theta.bin", 3, 90, False, "ab" * 32),
     Train(4, (Range(0, 30), Range(500, 2)), 30, 6),
     Train(4, (), 30),
     Encode(4, "codes.0"),
     Encode(4, "codes.0", "residual.bin", "residual.next"),
     Evaluate(4, "theta.bin"),
+    Amend("spec.json"),
     Pause(),
     Resume(),
     Quit(),
 ]
 REPORTS: list[Report] = [
     Ready(118_080, "ab" * 32, 1234.5),
+    Ready(118_080, "ab" * 32, 1234.5, 7),
     Progress(4, 3, 30, 300, 2.0, 1e5, 0.0, 0, False),
     Written(4, 12),
     ENCODED,
     Evaluated(4, 2.25, 65024),
+    Saved(4, 3, 0.25),
+    Saved(4, 3, 0.25, "no space left on device"),
+    Remark("a checkpoint is torn"),
     Failed("no space left on device"),
 ]
 

@@ -45,7 +45,7 @@ def ended_within(pid: int, seconds: float) -> bool:
         os.close(descriptor)
 
 
-def test_it_ignores_sigint_trains_on_and_its_death_is_reported(tmp_path: Path) -> None:
+def test_it_leaves_signals_to_the_agent_trains_on_and_its_death_is_reported(tmp_path: Path) -> None:
     made = llama_run(tmp_path)
     trainer = TrainerProcess()
 
@@ -57,7 +57,8 @@ def test_it_ignores_sigint_trains_on_and_its_death_is_reported(tmp_path: Path) -
             reports = trainer.reports()
             trainer.send(Start(str(made.spec_path), str(made.data_dir), 1))
             assert isinstance(await anext(reports), Ready)
-            os.kill(pid, signal.SIGINT)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(pid, number)
             trainer.send(Load(str(made.theta_path), 0, 0, True))
             trainer.send(Train(1, (Range(0, 3),), 6))
             heard: list[Report] = [await anext(reports), await anext(reports)]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from node.session import events as ev
-from node.training.link import Command, Encode, Encoded, Progress, Ready, Report, Start, Written
+from node.training.link import Command, Encode, Encoded, Progress, Ready, Remark, Report, Saved, Start, Written
 from node.training.supervisor import Supervisor
 from protos.messages import Range
 
@@ -21,13 +21,13 @@ class Puppet:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.n_starts = 0
+        self.n_starts = self.moments_round = 0
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 
     async def start(self) -> None:
         self.n_starts += 1
         self._reports = asyncio.Queue()
-        self.says(Ready(0, LAYOUT, 0.0))
+        self.says(Ready(0, LAYOUT, 0.0, self.moments_round))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
@@ -57,9 +57,10 @@ class Watched:
 
     def __init__(self) -> None:
         self.puppet = Puppet()
+        self.said: list[str] = []
         self.events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.supervisor = Supervisor(
-            self.puppet, Start("spec", "data", 1), LAYOUT, post=self.events.put_nowait, say=lambda _: None,
+            self.puppet, Start("spec", "data", 1), LAYOUT, post=self.events.put_nowait, say=self.said.append,
             step_tokens=10, patience_s=PATIENCE_S,
         )  # fmt: skip
 
@@ -136,5 +137,41 @@ def test_a_trainer_without_work_may_be_silent() -> None:
             assert watched.events.empty()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_fresh_trainer_says_whose_moments_it_has() -> None:
+    async def main() -> None:
+        watched = Watched()
+        watched.puppet.moments_round = 7
+        running = asyncio.create_task(watched.supervisor.run())
+        assert await watched.until(ev.TrainerUp) == ev.TrainerUp(7)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_disk_without_room_is_said_once_and_so_is_its_end() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        full = "No space left on device"
+        for report in (Saved(1, 4, 0.5), Saved(1, 8, 0.1, full), Saved(2, 8, 0.1, full), Remark("one was torn")):
+            watched.puppet.says(report)
+        watched.puppet.says(progress(2, 4))
+        await watched.until(ev.Progressed)
+        assert watched.supervisor.checkpoint == {"round": 1, "step": 4, "save_s": 0.5}
+        assert watched.supervisor.checkpoint_problem == full
+        assert [full in said for said in watched.said] == [True, False]
+        for later in (Saved(3, 4, 0.5), Saved(4, 4, 0.5), progress(4, 4)):
+            watched.puppet.says(later)
+        await watched.until(ev.Progressed)
+        assert watched.supervisor.checkpoint_problem == ""
+        assert watched.said[1:] == ["one was torn", "checkpoints are written again"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())

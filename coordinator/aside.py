@@ -1,0 +1,95 @@
+"""What a journal holds beside the chain, as it is read: the run's origin, observations, admissions, coordinators."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from sqlalchemy import inspect, select
+
+from coordinator import database
+from coordinator.database import RESTORE, Database
+from coordinator.errors import StateError
+from coordinator.lead import look, met
+from coordinator.leading.ports import Observation
+from protos.messages import PeerId
+
+
+class Aside:
+    """Reads that need no term; errors as a journal's."""
+
+    def __init__(self, opened: Database, run: PeerId) -> None:
+        self._database = opened
+        self.run = run
+
+    def origin_unix_s(self) -> float:
+        with self._database.reading() as connection:
+            value = connection.execute(
+                select(database.facts.c.value).where(database.facts.c.name == "origin_unix_s")
+            ).scalar()
+        try:
+            origin = float(value) if value is not None else math.nan
+        except ValueError:
+            origin = math.nan
+        if not math.isfinite(origin):
+            raise StateError(f"the database {self._database.where} doesn't say when the run began", RESTORE)
+        return origin
+
+    def observations(self, kind: str, subjects: Sequence[str] | None = None) -> list[Observation]:
+        """Oldest first; of these subjects only, where they are given."""
+        wanted = (
+            select(database.observations)
+            .where(database.observations.c.kind == kind)
+            .order_by(database.observations.c.id)
+        )
+        if subjects is not None:
+            wanted = wanted.where(database.observations.c.subject.in_(list(subjects)))
+        with self._database.reading() as connection:
+            return [
+                Observation(row.kind, PeerId(row.peer), row.subject, json.loads(row.content))
+                for row in connection.execute(wanted)
+            ]
+
+    def admitted(self, peer: PeerId) -> bool:
+        """Whether this peer has been let in before, as a member."""
+        wanted = (
+            select(database.admissions.c.id)
+            .where(database.admissions.c.peer == peer, database.admissions.c.observer.is_(False))
+            .limit(1)
+        )
+        with self._database.reading() as connection:
+            return connection.execute(wanted).first() is not None
+
+    def observer(self) -> PeerId | None:
+        """The peer that was admitted last as the observer."""
+        wanted = (
+            select(database.admissions.c.peer)
+            .where(database.admissions.c.observer)
+            .order_by(database.admissions.c.id.desc())
+            .limit(1)
+        )
+        with self._database.reading() as connection:
+            peer = connection.execute(wanted).scalar()
+        return None if peer is None else PeerId(peer)
+
+    def names(self) -> dict[PeerId, str]:
+        """What admitted peers want to be called."""
+        wanted = select(database.admissions.c.peer, database.admissions.c.name).order_by(database.admissions.c.id)
+        with self._database.reading() as connection:
+            return {PeerId(row.peer): str(row.name) for row in connection.execute(wanted)}
+
+    def coordinators(self) -> list[tuple[str, str]]:
+        """(http, line) of each coordinator of the run that was there lately, the newest first."""
+        with self._database.reading() as connection:
+            if not inspect(connection).has_table(database.coordinators.name):
+                return []
+            return met(connection, self._database)
+
+    def led_by(self) -> str:
+        """Who leads from this database now, by name; empty: nobody, or it is a file, whose folder has a lock."""
+        if self._database.is_sqlite:
+            return ""
+        with self._database.reading() as connection:
+            held, holds = look(connection, self.run)
+        return (held.holder or "another coordinator") if holds else ""

@@ -1,0 +1,151 @@
+"""Fetching a round's results by their hashes, from whoever holds them, and keeping what is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aggregation import codec
+from aggregation.digest import chunk_root, tagged_hash
+from aggregation.errors import CodecError
+from coordinator.rounds import policy
+from node.ports import PeerFailed, Peers
+from node.results import ResultsArea, ResultsStore
+from node.session.events import Verify
+from node.whereabouts import Whereabouts
+from protos.messages import PeerId
+from protos.runspec import RunSpec
+
+
+class Lacks:
+    """Which results peers have said that they don't hold: they are not asked for them again."""
+
+    def __init__(self) -> None:
+        self._of: dict[PeerId, dict[bytes, None]] = {}
+
+    def note(self, peer: PeerId, hashes: Sequence[bytes]) -> None:
+        self._of.setdefault(peer, {}).update(dict.fromkeys(hashes))
+
+    def __contains__(self, asked: tuple[PeerId, bytes]) -> bool:
+        peer, hash_ = asked
+        return hash_ in self._of.get(peer, {})
+
+
+class Gatherer:
+    """Gathers results for one member.
+
+    Args:
+        me: this member, who is never asked.
+        lied: told of who sent something else than it said, and what.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        spec: RunSpec,
+        *,
+        peers: Peers,
+        whereabouts: Whereabouts,
+        results: ResultsStore,
+        lied: Callable[[PeerId, str], None],
+    ) -> None:
+        self._me, self._spec = me, spec
+        self._peers, self._whereabouts, self._results, self._lied = peers, whereabouts, results, lied
+        self._codec = codec.result_codec(spec.codec.name)
+        self._turn = int.from_bytes(tagged_hash("turn", me.encode())[:4])
+
+    async def one_pass(
+        self, area: ResultsArea, verify: Verify, missing: Sequence[int], lacks: Lacks, *, exchange: bool
+    ) -> str:
+        """Ask each source in turn for what is still missing; the last failure, or an empty string if all is here.
+
+        Holders are asked in an order of their own for each chunk, so that they share the work.
+        """
+        left = dict.fromkeys(missing)
+        faults: list[str] = []
+        lines = self._lines(verify)
+        n_sources = max((len(lines(chunk)) for chunk in missing), default=0)
+        for turn in range(n_sources):
+            asked: dict[PeerId, list[int]] = {}
+            for chunk in left:
+                line = lines(chunk)
+                if turn < len(line) and (line[turn], verify.result_hashes[chunk]) not in lacks:
+                    asked.setdefault(line[turn], []).append(chunk)
+            outcomes = await asyncio.gather(
+                *(self._from(peer, area, verify, chunks, lacks, exchange) for peer, chunks in sorted(asked.items()))
+            )
+            faults += [outcome for outcome in outcomes if outcome]
+            left = dict.fromkeys(area.missing(verify.result_hashes))
+            if not left:
+                return ""
+        return faults[-1] if faults else "nobody who could hold the results is known"
+
+    def nobody_left(self, verify: Verify, missing: Sequence[int], lacks: Lacks) -> bool:
+        """Whether all who might have had something of this have said that they don't."""
+        lines = self._lines(verify)
+        return any(all((peer, verify.result_hashes[chunk]) in lacks for peer in lines(chunk)) for chunk in missing)
+
+    def _lines(self, verify: Verify) -> Callable[[int], tuple[PeerId, ...]]:
+        """Per chunk whom to ask, in order: its reducers, then who may hold it, from another one on for each chunk."""
+        holders = tuple(peer for peer in dict.fromkeys(verify.holders) if peer != self._me)
+        turned = [(*holders[turn:], *holders[:turn]) for turn in range(len(holders))] or [()]
+
+        def line(chunk: int) -> tuple[PeerId, ...]:
+            reducers = verify.reducers[chunk] if chunk < len(verify.reducers) else ()
+            others = turned[(self._turn + chunk) % len(turned)]
+            if not reducers:
+                return others
+            return tuple(peer for peer in dict.fromkeys((*reducers, *others)) if peer != self._me)
+
+        return line
+
+    async def _from(
+        self, peer: PeerId, area: ResultsArea, verify: Verify, chunks: list[int], lacks: Lacks, exchange: bool
+    ) -> str:
+        wanted: dict[bytes, list[int]] = {}
+        for chunk in chunks:
+            wanted.setdefault(verify.result_hashes[chunk], []).append(chunk)
+        max_bytes = codec.frame_bytes(self._codec, self._spec.codec.chunk_values, self._spec.codec.block)
+
+        async def sink(hash_: bytes, data: bytes) -> None:
+            if not await asyncio.to_thread(self._keep, area, hash_, data, wanted.get(hash_, [])):
+                why = "it sent a result that is not canonical or doesn't have its hash"
+                lacks.note(peer, list(wanted))
+                self._lied(peer, why)
+                raise PeerFailed(peer, why)
+
+        try:
+            addresses = await self._whereabouts.addresses(peer)
+            missing = await self._peers.fetch(
+                peer, addresses, "result", list(wanted), max_bytes, sink, exchange=exchange
+            )
+        except PeerFailed as error:
+            return f"{peer[-6:]}: {error.why}"
+        lacks.note(peer, missing)
+        return f"{peer[-6:]}: {len(missing)} results are not there" if missing else ""
+
+    def _keep(self, area: ResultsArea, hash_: bytes, data: bytes, chunks: list[int]) -> bool:
+        grid, spec = policy.grid(self._spec), self._spec.codec
+        try:
+            for chunk in chunks:
+                codec.check(
+                    data,
+                    codec=self._codec,
+                    block=spec.block,
+                    n_values=grid.size(chunk),
+                    scale_cap=codec.RESULT_SCALE_CAP,
+                )
+                if chunk_root(data, spec.leaf_values) != hash_:
+                    return False
+                area.put(chunk, data, hash_)
+        except (CodecError, ValueError):
+            return False
+        return bool(chunks)
+
+    def take_local(self, area: ResultsArea, verify: Verify) -> list[int]:
+        """Copy what this node combined itself; what is still missing after that."""
+        for chunk in area.missing(verify.result_hashes):
+            frame = self._results.find(verify.result_hashes[chunk])
+            if frame is not None:
+                area.put(chunk, frame, verify.result_hashes[chunk])
+        return area.missing(verify.result_hashes)

@@ -1,0 +1,168 @@
+"""Who leads while the coordinator is away: whose turn it is after how much silence, and when a stand-in steps down.
+
+Each member decides by its own clock. Several stand-ins at once are safe, since a number is promised to one leader
+only; the order in which their turns come, from the head that all know, makes one of them prevail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aggregation.digest import tagged_hash
+from coordinator.rounds.events import Instant
+from coordinator.rounds.ledger import Ledger
+from node.session import events as ev
+from node.session.events import Effect
+from protos.messages import PeerId
+
+DOUBLINGS_MOST = 3
+"""By so many promised numbers of a round the turns are put off: a stand-in that fails again and again is not raced."""
+
+
+def order(ledger: Ledger, coordinator: PeerId) -> tuple[PeerId, ...]:
+    """The voters in the order of their turns: hash(head, peer); those who reduced lately, so can be reached, first."""
+    voters = [peer for peer in ledger.voters if peer != coordinator]
+    voters.sort(key=lambda peer: (peer not in ledger.bandwidths, tagged_hash("stand-in", ledger.head, peer.encode())))
+    return tuple(voters)
+
+
+class Succession:
+    """One member's view of who leads. Its driver tells of every word that a leader says.
+
+    Args:
+        me: this member.
+        coordinator: who leads whenever it can be heard.
+        stand_in_s: silence before the first turn comes; the k-th comes after (k + 1) times as long.
+        now: the present, from which silence counts at first.
+    """
+
+    def __init__(self, me: PeerId, coordinator: PeerId, stand_in_s: float, now: Instant) -> None:
+        self._me, self._coordinator, self._stand_in_s = me, coordinator, stand_in_s
+        self._heard: dict[PeerId, Instant] = {}
+        self._up: dict[PeerId, None] = {}
+        self._last_word_at = now  # of any leader but this member itself
+        self.absent_since = now
+        """When the coordinator was heard last, or else the beginning."""
+        self._order: tuple[bytes, tuple[PeerId, ...]] = (b"", ())
+        self._followed: tuple[PeerId, ...] = ()
+        self._asked = self.leads = False
+        self._stepping_down = False
+
+    # -- what comes in ----------------------------------------------------------------------------------------
+
+    def heard(self, leader: PeerId, now: Instant) -> None:
+        self._heard[leader] = now
+        if leader != self._me:
+            self._last_word_at = now
+        if leader == self._coordinator:
+            self.absent_since = now
+
+    def line_up(self, leader: PeerId, now: Instant) -> None:
+        self._up[leader] = None
+        self.heard(leader, now)
+
+    def line_down(self, leader: PeerId) -> None:
+        self._up.pop(leader, None)
+
+    def said_goodbye(self, leader: PeerId) -> None:
+        """It leads no more, and says so: nobody waits for its return."""
+        self.line_down(leader)
+        if leader != self._coordinator:
+            self._heard.pop(leader, None)
+
+    def led(self, leads: bool) -> None:
+        """This member leads now, or no longer."""
+        self.leads = self._asked = leads
+        self._stepping_down = False
+        if not leads:
+            self.said_goodbye(self._me)
+
+    # -- what is known ----------------------------------------------------------------------------------------
+
+    @property
+    def any_line(self) -> bool:
+        return bool(self._up)
+
+    def leader(self, now: Instant) -> PeerId | None:
+        """Whom this member follows: the coordinator where it can, else the stand-in that it heard last."""
+        heard = [peer for peer in self._up if self._is_heard(peer, now)]
+        if self._coordinator in heard:
+            return self._coordinator
+        return max(heard, key=lambda peer: (self._heard[peer], peer), default=next(iter(self._up), None))
+
+    def why_not(self, leader: PeerId, ledger: Ledger, now: Instant) -> str:
+        """Why a number is not to be promised to a leader: one whose turn came before is still heard. Or nothing."""
+        if leader == self._coordinator:
+            return ""
+        if self._is_heard(self._coordinator, now):
+            return "still hears the coordinator"
+        ranks = {peer: rank for rank, peer in enumerate(self._ranks(ledger))}
+        last = len(ranks)
+        for other in self._heard:
+            if ranks.get(other, last) < ranks.get(leader, last) and self._is_heard(other, now):
+                return f"still hears {other[-6:]}, which stands in for the coordinator"
+        return ""
+
+    # -- moving on --------------------------------------------------------------------------------------------
+
+    def advance(self, ledger: Ledger | None, can_lead: bool, number: int, now: Instant) -> list[Effect]:
+        """Whom to have lines to, and whether to lead or to stop leading.
+
+        Args:
+            ledger: the books that are held.
+            can_lead: whether this member may stand in.
+            number: the highest number that this voter has promised in the round, -1: none.
+        """
+        effects: list[Effect] = []
+        turns = self._turns(ledger, number)
+        here = self._is_heard(self._coordinator, now)
+        if self.leads and not self._stepping_down and (reason := self._why_step_down(ledger, now)):
+            self._stepping_down = True
+            effects.append(ev.StepDown(reason))
+        due = [] if here else [peer for peer, at in turns if now >= at]
+        if self._me in due and can_lead and not self._asked:
+            self._asked = True
+            effects.append(ev.Lead())
+        lately = [peer for peer in self._heard if self._is_heard(peer, now)]
+        followed = dict.fromkeys(sorted({*due, *self._up, *lately} - {self._coordinator, self._me}))
+        if self.leads:
+            followed[self._me] = None
+        if tuple(followed) != self._followed:
+            self._followed = tuple(followed)
+            effects.append(ev.Follow(self._followed))
+        return effects
+
+    def next_at(self, ledger: Ledger | None, number: int, now: Instant) -> Instant | None:
+        """When a turn comes, if nobody is heard until then."""
+        if self._is_heard(self._coordinator, now):
+            return Instant(max(self._last_word_at, self._heard[self._coordinator]) + self._patience_s(number))
+        return min((at for _, at in self._turns(ledger, number) if at > now), default=None)
+
+    def _turns(self, ledger: Ledger | None, number: int) -> Iterator[tuple[PeerId, Instant]]:
+        if ledger is None:
+            return
+        patience_s = self._patience_s(number)
+        for rank, peer in enumerate(self._ranks(ledger)):
+            yield peer, Instant(self._last_word_at + (rank + 1) * patience_s)
+
+    def _why_step_down(self, ledger: Ledger | None, now: Instant) -> str:
+        if self._coordinator in self._up and self._is_heard(self._coordinator, now):
+            return "the coordinator is back"
+        if ledger is None:
+            return "the state is lost"
+        ranks = self._ranks(ledger)
+        before = ranks[: ranks.index(self._me)] if self._me in ranks else ranks
+        better = next((peer for peer in before if peer in self._up and self._is_heard(peer, now)), None)
+        return f"{better[-6:]}, whose turn came before, leads as well" if better else ""
+
+    def _ranks(self, ledger: Ledger) -> tuple[PeerId, ...]:
+        if self._order[0] != ledger.head:
+            self._order = (ledger.head, order(ledger, self._coordinator))
+        return self._order[1]
+
+    def _patience_s(self, number: int) -> float:
+        return self._stand_in_s * 2.0 ** min(max(number, 0), DOUBLINGS_MOST)
+
+    def _is_heard(self, leader: PeerId, now: Instant) -> bool:
+        at = self._heard.get(leader)
+        return at is not None and now < at + self._stand_in_s

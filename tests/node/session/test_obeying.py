@@ -1,0 +1,226 @@
+"""What a member does about the orders that commits carry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.rounds.ledger import Ledger, fold
+from coordinator.rounds.orders import Orders
+from coordinator.rounds.proposing import build_body
+from node.session import events as ev
+from protos.hashes import body_hash
+from protos.messages import Body, MemberState, PeerId, Refusal, StateDigest, Vote
+from protos.orders import Kind, OpenedOrder
+from protos.runspec import RunSpec
+from tests.coordinator.rounds.cases import COORDINATOR, NO_HASH, PEERS, REGISTRY, SPEC
+from tests.coordinator.rounds.ordered import amended, ordered
+from tests.node.session.member_script import LEDGER, Script, committed, follow, proposed
+
+PAUSE = ordered(1, Kind.PAUSE)
+SPEC2 = amended(work={"h": 2})
+AMEND = ordered(1, Kind.AMEND, spec=SPEC2)
+
+
+def carrying(ledger: Ledger, *given: OpenedOrder, target: Ledger | None = None, spec: RunSpec = SPEC) -> Body:
+    orders = Orders(given, target, {SPEC.revision: SPEC})
+    return build_body(
+        ledger, spec, COORDINATOR, attempt=0, leader=COORDINATOR, evidence=None, reason="by order", seated=PEERS[:3],
+        left=(), orders=orders,
+    )  # fmt: skip
+
+
+def heard(ledger: Ledger, *given: OpenedOrder, digest: bytes = b"", **more: Any) -> ev.CommitHeard:
+    return replace(committed(carrying(ledger, *given, **more), ledger, digest=digest), orders=given)
+
+
+def after(ledger: Ledger, commit: ev.CommitHeard, target: Ledger | None = None) -> Ledger:
+    return fold(ledger, commit.body, commit.orders, target).at(commit.commit_hash, commit.commit.digest)
+
+
+def asked(body: Body, *given: OpenedOrder) -> ev.Proposed:
+    return replace(proposed(body, None), orders=given)
+
+
+def test_a_member_pauses_with_the_run_and_keeps_what_it_has() -> None:
+    script = Script()
+    script.train(3)
+    pause = heard(LEDGER, PAUSE)
+    follow(script, pause)
+    assert ev.PauseTraining(True) in script.did
+    assert script.state() is MemberState.PAUSED
+    assert script.session.view().paused_by == ("operator",)
+    paused = after(LEDGER, pause)
+    assert script.session.ledger == paused
+    assert not script.effects(ev.StartTraining)
+    resume = heard(paused, ordered(2, Kind.RESUME))
+    follow(script, resume)
+    assert ev.PauseTraining(False) in script.did
+    assert script.session.view().paused_by == ()
+    script.handle(ev.DataReady(paused.round + 2))
+    assert script.state() is MemberState.TRAINING
+    assert script.session.view().step == 3
+    assert len(script.effects(ev.LoadAnchor, script.did)) == 1  # it goes on from where it was
+    assert len(script.effects(ev.StartTraining, script.did)) == 2
+
+
+def test_who_has_made_all_its_steps_pauses_too_and_is_ready_again_afterwards() -> None:
+    script = Script()
+    script.train(SPEC.work.h)
+    assert script.state() is MemberState.READY
+    pause = heard(LEDGER, PAUSE)
+    follow(script, pause)
+    assert script.state() is MemberState.PAUSED
+    assert script.session.view().waiting_for == "the operator, who has paused the run"
+    follow(script, heard(after(LEDGER, pause), ordered(2, Kind.RESUME)))
+    assert script.state() is MemberState.READY
+
+
+def test_the_members_own_pause_outlives_the_operators() -> None:
+    script = Script()
+    script.train(3)
+    script.handle(ev.PauseAsked("user", True))
+    pause = heard(LEDGER, PAUSE)
+    follow(script, pause)
+    follow(script, heard(after(LEDGER, pause), ordered(2, Kind.RESUME)))
+    assert script.session.view().paused_by == ("user",)
+    assert ev.PauseTraining(False) not in script.did
+
+
+def test_a_node_that_starts_in_a_paused_run_does_not_train() -> None:
+    paused = after(LEDGER, heard(LEDGER, PAUSE))
+    script = Script(paused)
+    script.handle(ev.TrainerUp())
+    script.line_up(paused)
+    script.handle(ev.DataReady(paused.round + 1))
+    assert script.state() is MemberState.PAUSED
+    assert not script.effects(ev.StartTraining, script.did)
+
+
+def test_orders_that_were_not_opened_stop_nobody() -> None:
+    script = Script()
+    script.train(1)
+    script.handle(replace(heard(LEDGER, PAUSE), orders=()))
+    assert not script.session.view().paused_by
+    assert script.session.ledger == LEDGER
+
+
+def test_an_amendment_is_kept_and_worked_by_from_its_round() -> None:
+    script = Script()
+    script.train(1)
+    follow(script, heard(LEDGER, AMEND))
+    assert script.effects(ev.KeepSpec, script.did) == [ev.KeepSpec(AMEND.order.spec, 2)]
+    assert script.effects(ev.Amended, script.did) == [ev.Amended(SPEC2)]
+    assert script.session.spec is SPEC2
+    script.did.clear()
+    assert script.session.ledger is not None
+    script.handle(ev.DataReady(script.session.ledger.round + 1))
+    (started,) = script.effects(ev.StartTraining, script.did)
+    assert sum(r.count for r in started.ranges) == 2
+
+
+def test_one_that_is_to_come_changes_nothing_yet() -> None:
+    script = Script()
+    script.train(1)
+    follow(script, heard(LEDGER, ordered(1, Kind.AMEND, round_=9, spec=SPEC2)))
+    assert script.session.spec is SPEC
+    assert script.session.specs[2] is SPEC2
+    assert not script.effects(ev.Amended, script.did)
+
+
+def test_settings_that_are_not_known_are_fetched_before_anything_is_done_by_them() -> None:
+    now = after(LEDGER, heard(LEDGER, AMEND))
+    script = Script(now)
+    script.handle(ev.TrainerUp())
+    script.line_up(now)
+    script.handle(ev.StateFetched(now))
+    assert script.effects(ev.FetchSpec, script.did) == [ev.FetchSpec(2)]
+    assert script.state() is MemberState.JOINING
+    body = carrying(now, spec=SPEC2)
+    script.handle(asked(body))
+    assert "revision 2 of the RunSpec is not known" in script.told(Refusal)[0].reason
+    script.handle(ev.SpecKnown(SPEC2))
+    assert script.effects(ev.Amended) == [ev.Amended(SPEC2)]
+    assert script.effects(ev.FetchData)
+    assert script.state() is MemberState.TRAINING
+
+
+def test_the_settings_known_from_the_disk_are_those_of_the_held_state() -> None:
+    now = after(LEDGER, heard(LEDGER, AMEND))
+    assert Script(now, specs={2: SPEC2}).session.spec is SPEC2
+
+
+# -- going back --------------------------------------------------------------------------------------------------
+
+TARGET = replace(LEDGER, head=b"t" * 32, digest=b"d" * 32)
+NOW = after(TARGET, heard(TARGET))
+BACK = ordered(1, Kind.ROLLBACK, round_=TARGET.round, head=TARGET.head)
+
+
+def voting() -> Script:
+    script = Script(NOW)
+    script.handle(ev.TrainerUp())
+    script.line_up(NOW)
+    return script
+
+
+def test_a_voter_has_the_old_state_beside_its_own_before_it_votes() -> None:
+    script = voting()
+    body = carrying(NOW, BACK, target=TARGET)
+    hash_ = body_hash(REGISTRY.encode(body))
+    script.handle(asked(body, BACK))
+    assert script.effects(ev.Restore) == [ev.Restore(TARGET.head, TARGET.round, hash_)]
+    assert not script.told(Vote)
+    script.handle(asked(body, BACK))  # told again
+    assert not script.effects(ev.Restore)
+    script.handle(ev.Restored(hash_, TARGET))
+    (vote,) = script.told(Vote)
+    assert (vote.body_hash, vote.digest) == (hash_, TARGET.digest)
+    commit = heard(NOW, BACK, target=TARGET, digest=TARGET.digest)
+    script.handle(commit)
+    (apply,) = script.effects(ev.Apply)
+    assert apply.ledger == after(NOW, commit, TARGET)
+    script.handle(ev.Applied(commit.commit_hash))
+    held = script.session.ledger
+    assert held is not None
+    assert (held.digest, held.rollbacks, held.round) == (TARGET.digest, 1, NOW.round + 1)
+
+
+def test_the_observer_tells_the_digest_of_a_state_that_it_has_restored() -> None:
+    script = Script(NOW, observer=True)
+    script.line_up(NOW)
+    body = carrying(NOW, BACK, target=TARGET)
+    hash_ = body_hash(REGISTRY.encode(body))
+    script.handle(asked(body, BACK))
+    script.handle(ev.Restored(hash_, TARGET))
+    assert script.told(StateDigest) == [StateDigest(hash_, 0, TARGET.digest)]
+
+
+def test_who_does_not_hold_the_old_state_says_so_and_fetches_it_once_it_is_committed() -> None:
+    script = voting()
+    body = carrying(NOW, BACK, target=TARGET)
+    hash_ = body_hash(REGISTRY.encode(body))
+    script.handle(asked(body, BACK))
+    script.handle(ev.RestoreFailed(hash_, "it is not kept here"))
+    assert "the state to go back to: it is not kept here" in script.told(Refusal)[0].reason
+    script.handle(heard(NOW, BACK, target=TARGET, digest=TARGET.digest))
+    assert script.effects(ev.FetchState)
+    assert script.session.ledger == NOW
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (ordered(0, Kind.ROLLBACK, round_=TARGET.round, head=TARGET.head), "old one"),
+        (ordered(1, Kind.ROLLBACK, round_=NOW.round + 5, head=NO_HASH), "still to come"),
+        (ordered(1, Kind.EVICT, peer=PeerId("coordinator")), "can't be evicted"),
+    ],
+)
+def test_an_order_that_can_not_be_obeyed_is_refused_before_anything_is_restored(order: OpenedOrder, why: str) -> None:
+    script = voting()
+    body = replace(carrying(NOW, BACK, target=TARGET), orders=(order.envelope,))
+    script.handle(asked(body, order))
+    assert not script.effects(ev.Restore)
+    assert why in script.told(Refusal)[0].reason

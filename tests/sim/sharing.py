@@ -1,0 +1,65 @@
+"""What members of a simulated world compute once for all of them."""
+
+from __future__ import annotations
+
+from coordinator.rounds.events import Instant
+from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.proposing import Evidence
+from coordinator.rounds.redealing import Lines, chunks_of, reducers_now
+from node.session import events as ev
+from node.session.machine import Session
+from protos.messages import PeerId
+
+
+def sharing_session(*, instant: bool = False) -> type[Session]:
+    """A Session that shares pure results with all others: the same question about the same things has one answer.
+
+    With `instant`, where rows take no time, who reduces nothing does nothing in an exchange.
+    """
+    bodies: dict[tuple[bytes, bytes], list[str]] = {}
+    deals: dict[tuple[bytes, bytes], list[str]] = {}
+    folded: dict[tuple[bytes, bytes], Ledger] = {}
+    lines: dict[bytes, Lines] = {}
+    sets: dict[bytes, tuple[bytes, frozenset[PeerId]]] = {}
+
+    class SharingSession(Session):
+        def _body_faults(self, event: ev.Proposed, ledger: Ledger) -> list[str]:
+            key = (event.body_hash, ledger.head)
+            if key not in bodies:
+                bodies[key] = super()._body_faults(event, ledger)
+            return bodies[key]
+
+        def _deal_faults(self, evidence: Evidence, ledger: Ledger) -> list[str]:
+            key = (evidence.plan_hash, ledger.head)
+            if key not in deals:
+                deals[key] = super()._deal_faults(evidence, ledger)
+            return deals[key]
+
+        def _folded(self, held: Ledger, heard: ev.CommitHeard) -> Ledger:
+            key = (held.head, heard.commit_hash)
+            if key not in folded:
+                folded[key] = super()._folded(held, heard)
+            return folded[key]
+
+        def _lines(self, evidence: Evidence) -> Lines:
+            if evidence.plan_hash not in lines:
+                lines[evidence.plan_hash] = super()._lines(evidence)
+            return lines[evidence.plan_hash]
+
+    class InstantSession(SharingSession):
+        def _dealt(self, event: ev.Dealt, now: Instant) -> list[ev.Effect]:
+            part, ledger = self._part, self.ledger
+            if part is None or ledger is None or part.exchange is not None or event.deal.plan != part.planned.plan_hash:
+                return super()._dealt(event, now)
+            if event.envelope not in sets:
+                evidence = part.evidence(event)
+                shared = self._lines(evidence)
+                reducers = chunks_of(reducers_now(part.planned.plan, shared, None))
+                sets[event.envelope] = evidence.set_hash(), frozenset(reducers)
+            set_hash, reduce_it = sets[event.envelope]
+            if self.me in reduce_it:
+                return super()._dealt(event, now)
+            part.dealt, part.set_hash, part.lines = event, set_hash, lines[event.deal.plan]
+            return []
+
+    return InstantSession if instant else SharingSession

@@ -1,0 +1,62 @@
+"""What the churn benchmark rests on: sizes as on the wire, accesses that take time, figures that add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from protos import wire
+from protos.messages import Heartbeat, MemberState, PeerId, Prepare, Records
+from tests.bench import churn
+from tests.bench._churn_world import MBIT, Mix, made, measured
+from tests.sim.options import Options
+from tests.sim.sizes import Sizes
+from tests.sim.world import World
+
+PEER = PeerId("12D3KooW" + "a" * 44)
+
+
+@pytest.mark.parametrize("message", [
+    Heartbeat(0, 7, b"h" * 32, b"d" * 32, MemberState.TRAINING, 12, 4096, 123.5, 2.25, 3.5, 10**9, 0),
+    Prepare(1, 300, 2, PEER),
+    Records((b"record" * 30, b"another" * 50)),
+], ids=lambda message: type(message).__name__)  # fmt: skip
+def test_sizes_are_those_of_the_wire(message: object) -> None:
+    world = World(Options())
+    reckoned = Sizes(world.registry, [PEER]).of(message)
+    assert reckoned == pytest.approx(len(wire.encode(message)), abs=2)
+
+
+def test_a_message_within_another_has_its_size_in_it() -> None:
+    world = World(Options())
+    sizes = Sizes(world.registry, [])
+    inner = Records((b"x" * 1000,))
+    outer = Records((world.registry.encode(inner),))
+    assert 1000 < sizes.of(inner) < sizes.of(outer) < 1020
+
+
+def test_rows_take_the_time_that_their_bytes_need() -> None:
+    """Two members, each 4 rows of 1 MiB to the other and to itself, and 4 results, at 10 Mbit/s."""
+    fast = measured(Mix(2, h=5, link_mbit=1000), 2).round_s
+    slow = measured(Mix(2, h=5, link_mbit=10), 2).round_s
+    row_s = made(Mix(2, link_mbit=10)).row_bytes[0] / (10 * MBIT)
+    assert 4 * row_s <= slow - fast <= 12 * row_s
+
+
+def test_the_quick_benchmark_shows_what_is_claimed() -> None:
+    figures = {figure.name: figure for figure in churn.small()}
+    assert figures["cost.one_10x_slower.round"].ratios["alike"] <= 1.15
+    assert figures["cost.one_10x_slower.counted"].value == 100
+    assert figures["cost.joiner.round"].ratios["alike"] < 1.05
+    assert figures["deadline.mixed.adaptive"].ratios["best fixed"] >= 0.97
+    assert 50 < figures["churn.n8.life5min.utilised"].value < 100
+    assert 0 < figures["control.n8.leader_share"].value < figures["control.n32.leader_share"].value < 10
+
+
+def test_the_crossing_lies_between_the_measured_ones_or_beyond_them() -> None:
+    assert churn.crossing([(10, 0.01), (100, 1.0)], 0.1) == pytest.approx(10**1.5)
+    assert churn.crossing([(10, 0.001), (100, 0.01)], 0.1) == pytest.approx(1000)
+
+
+def test_the_same_world_has_the_same_figures_again() -> None:
+    mix = Mix(6, h=5, speeds="heavy", life_s=60.0, link_mbit=50, link_spread=0.5, seed=3)
+    assert measured(mix, 2) == measured(mix, 2)
