@@ -47,6 +47,7 @@ from coordinator.orders import Desk, read_orders, revisions_of, waiting
 from coordinator.parent import ORPHANED
 from coordinator.places import Places, ServeOptions, find_places, remember
 from coordinator.rounds import policy
+from coordinator.rounds.events import Ordered
 from coordinator.rounds.machine import Rounds
 from coordinator.rounds.voter import Voter
 from coordinator.rows import empty_at_last, round_rows
@@ -216,7 +217,8 @@ async def _leader(
         raise StateError(
             f"the database has lost revision {recovered.ledger.spec_revision} of the run's settings", RESTORE
         )
-    pending = waiting(orders, recovered.ledger, journal)
+    given = [Ordered(each, None) for each in orders if each.order.number <= recovered.ledger.n_orders]
+    given += waiting(orders, recovered.ledger, journal)
     voted = decode(Body, promise.proposal.body) if promise is not None and promise.proposal else None
     rounds = Rounds(
         identity.peer,
@@ -227,8 +229,9 @@ async def _leader(
         now=clock.now(),
         coordinator=identity.peer,
         opened=max(recovered.opened, 0) if lost else recovered.opened,  # number 0 may have been used
+        numbers=recovered.numbers,
         epoch=recovered.epoch,
-        voter=Voter(identity.peer, promise, lost=lost),
+        voter=Voter(identity.peer, promise, lost=lost, signed=recovered.signed),
         voter_body=voted,
         voter_orders=open_orders(voted, run, identity.peer) if voted is not None else (),
         specs=revisions.specs,
@@ -247,7 +250,7 @@ async def _leader(
         prober=GrpcProber(tls),
         clock=clock,
         audience=bulletin,
-        orders=pending,
+        orders=given,
         may_sign=journal.check_lead,
         learner=Learner(run, identity.peer, GrpcChain(tls), writer),
     )
@@ -263,7 +266,7 @@ async def _leader(
         today=lambda: _today(options.clock_offset_s),
     )
     desk = Desk(
-        folder, founded, journal, revisions, pending,
+        folder, founded, journal, revisions, given,
         books=lambda: driver.ledger, write=writer.run, give=driver.order, run_time_s=clock.run_time_s,
     )  # fmt: skip
     return _Leader(identity, tls, clock, journal, leading.lead, writer, bulletin, driver, admission, desk)

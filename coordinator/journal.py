@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,6 +65,8 @@ class Recovered:
     opened: int  # highest attempt opened in the current round of that epoch, -1: none
     promise: Promise | None  # own voter record, of the current round or an earlier one
     run_time_s: float  # the latest instant of the run's clock that the journal knows
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # the highest attempt opened, by epoch and round
+    signed: dict[int, int] = field(default_factory=dict)  # the last round with an own voter record, by epoch
 
 
 class Journal(Aside):
@@ -332,18 +334,23 @@ class Journal(Aside):
             stored = connection.execute(
                 select(database.ledgers.c.content).where(database.ledgers.c.hash == head.hash)
             ).scalar()
-            epoch = connection.execute(
-                select(func.max(database.opened.c.epoch)).where(database.opened.c.round == body.round + 1)
-            ).scalar()
-            epoch = body.epoch if epoch is None else max(body.epoch, int(epoch))
-            opened = connection.execute(
-                select(func.max(database.opened.c.attempt)).where(
-                    database.opened.c.epoch == epoch, database.opened.c.round == body.round + 1
-                )
-            ).scalar()
-            promise = connection.execute(
-                select(database.promises.c.content).order_by(database.promises.c.id.desc()).limit(1)
-            ).scalar()
+            used = database.opened.c
+            rows = connection.execute(
+                select(used.epoch, used.round, func.max(used.attempt)).group_by(used.epoch, used.round)
+            )
+            numbers = {(int(epoch), int(round_)): int(attempt) for epoch, round_, attempt in rows}
+            # An epoch that was opened on a branch which was given up is none that was opened after the head.
+            chain = database.commits.c
+            given_up = set(connection.execute(select(chain.epoch).where(chain.orphaned.is_(True)).distinct()).scalars())
+            later = [each for each, round_ in numbers if round_ == body.round + 1 and each not in given_up]
+            epoch = max([body.epoch, *later])
+            opened = numbers.get((epoch, body.round + 1))
+            contents = connection.execute(select(database.promises.c.content).order_by(database.promises.c.id))
+            promise: bytes | None = None
+            signed: dict[int, int] = {}
+            for promise in contents.scalars():
+                record = self._decoded(Promise, promise)
+                signed[record.epoch] = max(record.round, signed.get(record.epoch, -1))
             instants = [
                 connection.execute(select(func.max(table.c.at_run_s))).scalar()
                 for table in (database.commits, database.admissions, database.observations, database.orders)
@@ -357,6 +364,8 @@ class Journal(Aside):
             opened=-1 if opened is None else int(opened),
             promise=None if promise is None else self._decoded(Promise, promise),
             run_time_s=max((float(at) for at in instants if at is not None), default=0.0),
+            numbers=numbers,
+            signed=signed,
         )
 
     def run_time_s(self) -> float:

@@ -93,6 +93,7 @@ class Desk:
     """Takes orders in for a run that is served.
 
     Args:
+        given: those that were taken in before: a branch that is given up may have carried some that its heir lacks.
         books: the folded ledger at the head.
         write: does work in the thread that writes the journal.
         give: hands an order to the leader.
@@ -104,7 +105,7 @@ class Desk:
         founded: Founded,
         journal: Journal,
         revisions: Revisions,
-        pending: list[Ordered],
+        given: list[Ordered],
         *,
         books: Callable[[], Ledger],
         write: Callable[[Callable[[], None]], Any],
@@ -113,18 +114,17 @@ class Desk:
     ) -> None:
         self._folder, self._founded, self._journal = folder, founded, journal
         self.revisions = revisions
-        self._pending = {each.order.order.number: each.order for each in pending}
+        self._given_orders = {each.order.order.number: each.order for each in given}
         self._books, self._write, self._give, self._run_time_s = books, write, give, run_time_s
         self._one_at_a_time = asyncio.Lock()
 
     def waiting(self) -> list[OpenedOrder]:
         """What no commit has carried yet, by number."""
         obeyed = self._books().n_orders
-        self._pending = {number: each for number, each in self._pending.items() if number > obeyed}
-        return [self._pending[number] for number in sorted(self._pending)]
+        return [self._given_orders[number] for number in sorted(self._given_orders) if number > obeyed]
 
     def next_number(self) -> int:
-        return max([self._books().n_orders, *(each.order.number for each in self.waiting())]) + 1
+        return max([self._books().n_orders, *self._given_orders]) + 1
 
     def spec_envelope(self, revision: int = 0) -> bytes | None:
         """The RunSpec of this revision, 0: of the one in force; None if there is none."""
@@ -169,7 +169,7 @@ class Desk:
             kind, at_run_s = order.order.kind, self._run_time_s()
             await self._write(lambda: self._journal.order(kind, envelope, at_run_s))
             self.revisions.add(order)
-            self._pending[number] = order
+            self._given_orders[number] = order
             self._give(Ordered(order, target))
             return order
 

@@ -49,10 +49,11 @@ class Writer:
         await self.run(lambda: self._journal.orphan(fork))
 
     async def heads(self) -> list[tuple[int, int, bytes]]:
-        return await self.run(self._journal.heads)
+        return await asyncio.to_thread(self._journal.heads)
 
     async def at(self, head: bytes) -> Past | None:
-        return await self.run(lambda: self._journal.at(head))
+        # Not in the writing thread: folding a long chain takes longer than an append, or the lease, may wait.
+        return await asyncio.to_thread(self._journal.at, head)
 
     def observe(self, observation: Observation) -> None:
         self._waiting.append(observation)

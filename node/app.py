@@ -208,6 +208,7 @@ class _Node:
         journal = Journal(options.data / "votes.sqlite")
         self._stack.callback(journal.close)
         record, fresh = await asyncio.to_thread(journal.load)
+        signed = await asyncio.to_thread(journal.signed)
 
         traffic, stages = Traffic(), Stages()
         line_use: dict[str, Any] = {
@@ -227,7 +228,7 @@ class _Node:
             spec,
             sealer,
             coordinator=admission.operator.coordinator,
-            voter=Voter(me, record, lost=fresh),
+            voter=Voter(me, record, lost=fresh, signed=signed),
             ledger=store.current.ledger if store.current else None,
             now=Instant(self._seconds()),
             observer=options.observer,
@@ -433,7 +434,9 @@ class _Node:
             async def where() -> tuple[PeerId, tuple[str, ...]]:
                 return peer, () if peer == me else await whereabouts.addresses(peer)
 
-            mine = SelfOpener(run, me, leading.inbox, deadlines.heartbeat_s, self._seconds)
+            mine = SelfOpener(
+                run, me, leading.inbox, deadlines.heartbeat_s, self._seconds, coordinator=admission.operator.coordinator
+            )
             return new_line(mine if peer == me else peers, where)
 
         line = Lines(admission.operator.coordinator, new_line(peers, landmarks.leader), to_stand_in, driver.failed)

@@ -66,7 +66,8 @@ class CommitLog:
             with writing(self.folder, "the commits", len(commit.body)):
                 replace_file(path, wire.encode(commit))
             self._entries = {**self._entries, head: _entry(commit, body, head, path)}
-        oldest = sorted(self._entries.values(), key=lambda entry: (entry.epoch, entry.round))
+        chain = {entry.head for entry in self.back(head)}  # a lost branch may be of a higher epoch
+        oldest = sorted(self._entries.values(), key=lambda entry: (entry.head in chain, entry.epoch, entry.round))
         gone = oldest[: max(0, len(oldest) - self._kept)]
         self._entries = {key: entry for key, entry in self._entries.items() if entry not in gone}
         for entry in gone:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from aggregation.chunks import ChunkGrid
 from aggregation.digest import results_root, state_digest, tagged_hash
-from coordinator.rounds.ledger import Ledger, LedgerError
+from coordinator.rounds.ledger import Ledger, LedgerError, hash_of
 from node.ports import PeerFailed, Peers
 from protos import wire
 from protos.hashes import commit_hash
@@ -140,9 +140,9 @@ def _checked(offer: StateOffer, body: Body, grid: ChunkGrid, frozen: bool) -> Ta
         raise ValueError("its chunks don't have the commit's digest")
     if offer.commit.result_hashes and results_root(offer.commit.result_hashes) != body.results_root:
         raise ValueError("its result hashes are not those that its commit names")
-    ledger = Ledger.from_bytes(offer.ledger)
-    if ledger.hash() != body.ledger_hash:
+    if hash_of(offer.ledger) != body.ledger_hash:  # before it is read: read, it takes many times its bytes
         raise LedgerError("its ledger is not the one that the commit names")
+    ledger = Ledger.from_bytes(offer.ledger)
     head = commit_hash(offer.commit.body, offer.commit.digest)
     ledger = ledger.at(head, offer.commit.digest)
     return Target(offer.commit, ledger, offer.theta_hashes, offer.momentum_hashes, frozen)

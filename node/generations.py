@@ -51,6 +51,11 @@ class Held:
         return self.commit.digest
 
     @property
+    def number(self) -> tuple[int, int]:
+        """Epoch and round."""
+        return self.ledger.epoch, self.ledger.round
+
+    @property
     def head(self) -> bytes:
         return self.ledger.head
 

@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS voter (
     message BLOB NOT NULL
 )
 """
+_SIGNED = "CREATE TABLE IF NOT EXISTS signed (epoch INTEGER PRIMARY KEY, round INTEGER NOT NULL)"
 _OPENED = "CREATE TABLE IF NOT EXISTS opened (epoch INTEGER, round INTEGER, attempt INTEGER)"
 _HEAD = "CREATE TABLE IF NOT EXISTS signed_head (id INTEGER PRIMARY KEY CHECK (id = 1), envelope BLOB NOT NULL)"
 _WHOLE = "CREATE TABLE IF NOT EXISTS whole (id INTEGER PRIMARY KEY CHECK (id = 1))"
@@ -46,7 +47,7 @@ class Journal:
             raise self._damaged(error) from error
         try:
             self._database.execute("PRAGMA synchronous = EXTRA")
-            for table in (_SCHEMA, _OPENED, _HEAD, _WHOLE):
+            for table in (_SCHEMA, _SIGNED, _OPENED, _HEAD, _WHOLE):
                 self._database.execute(table)
             (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
@@ -59,17 +60,25 @@ class Journal:
         """Replace the record; it is on disk when this returns. Raises LocalStateError or DiskFull."""
         kind = next(name for name, cls in _KINDS.items() if type(entry) is cls)
         raw = wire.encode(entry)
-        with self._lock:
-            try:
-                self._database.execute(
-                    "INSERT INTO voter (id, kind, message) VALUES (1, ?, ?)"
-                    " ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, message = excluded.message",
-                    (kind, raw),
-                )
-            except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                    raise DiskFull("the voter's record", str(self.path.parent), len(raw), None) from error
-                raise self._damaged(error) from error
+        self._write(
+            "the voter's record",
+            (
+                "INSERT INTO voter (id, kind, message) VALUES (1, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET kind = excluded.kind, message = excluded.message",
+                (kind, raw),
+            ),
+            (
+                "INSERT INTO signed (epoch, round) VALUES (?, ?)"
+                " ON CONFLICT (epoch) DO UPDATE SET round = max(round, excluded.round)",
+                (entry.epoch, entry.round),
+            ),
+            n_bytes=len(raw),
+        )
+
+    def signed(self) -> dict[int, int]:
+        """The last round of each epoch in which this node promised or voted. Raises LocalStateError."""
+        row = self._read("SELECT json_group_array(json_array(epoch, round)) FROM signed", ())
+        return dict(json.loads(row[0])) if row is not None else {}
 
     def load(self) -> tuple[Promise | Leave | None, bool]:
         """The record, and whether one may be lost: there is none, and none was needed since this file was made.
@@ -98,14 +107,14 @@ class Journal:
         self._write("the voter's record", ("INSERT OR IGNORE INTO whole (id) VALUES (1)", ()))
 
     def open_number(self, epoch: int, round_: int, attempt: int) -> None:
-        """A number that this node uses as a leader; on disk when this returns. Those of earlier rounds are forgotten:
-        later ones may come again, if it leads from an older state.
+        """A number that this node uses as a leader; on disk when this returns. Those of the epoch's earlier rounds are
+        forgotten: later ones, and those of other epochs, may come again, if it leads from an older state.
 
         Raises LocalStateError or DiskFull.
         """
         self._write(
             "a leader's number",
-            ("DELETE FROM opened WHERE (epoch, round) < (?, ?)", (epoch, round_)),
+            ("DELETE FROM opened WHERE epoch = ? AND round < ?", (epoch, round_)),
             ("INSERT INTO opened (epoch, round, attempt) VALUES (?, ?, ?)", (epoch, round_, attempt)),
         )
 
@@ -126,7 +135,7 @@ class Journal:
         row = self._read("SELECT envelope FROM signed_head", ())
         return b"" if row is None else bytes(row[0])
 
-    def _write(self, what: str, *statements: tuple[str, tuple[object, ...]]) -> None:
+    def _write(self, what: str, *statements: tuple[str, tuple[object, ...]], n_bytes: int = 4096) -> None:
         with self._lock:
             try:
                 self._database.execute("BEGIN")
@@ -137,7 +146,7 @@ class Journal:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                    raise DiskFull(what, str(self.path.parent), 4096, None) from error
+                    raise DiskFull(what, str(self.path.parent), n_bytes, None) from error
                 raise self._damaged(error) from error
 
     def _read(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:

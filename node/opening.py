@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.leading.orders import open_orders
-from coordinator.rounds.ledger import Ledger, LedgerError
+from coordinator.rounds.ledger import Ledger, LedgerError, hash_of
 from node.session import events as ev
 from protos import hashes, wire
 from protos.messages import (
@@ -57,7 +57,7 @@ class Opener:
                     hash_ = hashes.commit_hash(message.body, message.digest)
                     return ev.CommitHeard(message, body, hash_, self.votes(message), leader, self.orders(body))
                 case AttemptFailed(epoch, round_, attempt, reason):
-                    return ev.AttemptOver(epoch, round_, attempt, reason)
+                    return ev.AttemptOver(epoch, round_, attempt, reason, leader)
                 case Inquiry():
                     return ev.Inquired(message)
                 case Goodbye():
@@ -81,9 +81,9 @@ class Opener:
         body = wire.decode(Body, commit.body)
         if body.run != self._run:
             raise LedgerError(f"the commit is of run {body.run}, not of {self._run}")
-        folded = Ledger.from_bytes(ledger)
-        if folded.hash() != body.ledger_hash:
+        if hash_of(ledger) != body.ledger_hash:  # before it is read: read, it takes many times its bytes
             raise LedgerError("the ledger is not the one that the commit's body names")
+        folded = Ledger.from_bytes(ledger)
         if (folded.run, folded.epoch, folded.round) != (body.run, body.epoch, body.round):
             raise LedgerError("the ledger is of another round than the commit")
         return body, folded.at(hashes.commit_hash(commit.body, commit.digest), commit.digest), self.votes(commit)
@@ -123,6 +123,8 @@ class Opener:
             return self.head_signed(envelope)
         opened = open_signed(envelope, self._run, signer=leader)
         match opened.message:
+            case Plan() | Prepare() | Propose() as message if message.leader != leader:
+                raise SignatureError(f"a {type(message).__name__} in the name of {message.leader}")
             case Plan() as message:
                 return ev.Planned(message, hashes.plan_hash(opened.body), envelope)
             case Deal() as message:

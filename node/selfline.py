@@ -17,8 +17,9 @@ from protos.messages import Hello, LeaderMessage, MemberMessage, PeerId, Signed
 class SelfLine:
     """Both ends of the line: what the session says goes into the inbox, what the rounds say comes as messages."""
 
-    def __init__(self, run: PeerId, me: PeerId, inbox: Inbox, beat_s: float, now: Instant) -> None:
+    def __init__(self, run: PeerId, me: PeerId, inbox: Inbox, beat_s: float, now: Instant, coordinator: PeerId) -> None:
         self._run, self._me, self._inbox, self._beat_s = run, me, inbox, beat_s
+        self._coordinator = coordinator
         self._line = MemberLine(me, now)
         self._greeted = self._ended = False
 
@@ -31,7 +32,7 @@ class SelfLine:
             self._greeted = True
             self._inbox.post(Arrived(self._line, greeting.hello, greeting.record, greeting.hello.record))
             return
-        for item in open_frame(frame, self._line, run=self._run, observer=False):
+        for item in open_frame(frame, self._line, run=self._run, observer=False, coordinator=self._coordinator):
             self._inbox.post(item)
 
     async def messages(self) -> AsyncIterator[LeaderMessage | Signed]:
@@ -56,13 +57,16 @@ class SelfOpener:
         inbox: Callable[[], Inbox | str],
         beat_s: float,
         seconds: Callable[[], float],
+        *,
+        coordinator: PeerId,
     ) -> None:
         self._run, self._me, self._inbox = run, me, inbox
-        self._beat_s, self._seconds = beat_s, seconds
+        self._beat_s, self._seconds, self._coordinator = beat_s, seconds, coordinator
 
     async def open_line(self, leader: PeerId, addresses: Sequence[str]) -> SelfLine:
         await asyncio.sleep(0)
         inbox = self._inbox()
         if isinstance(inbox, str):
             raise PeerFailed(leader, inbox)
-        return SelfLine(self._run, self._me, inbox, self._beat_s, Instant(self._seconds()))
+        now = Instant(self._seconds())
+        return SelfLine(self._run, self._me, inbox, self._beat_s, now, self._coordinator)

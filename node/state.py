@@ -164,7 +164,7 @@ class StateStore:
                 remove_folder(left)
             held = self._read_all(self._generations(), "", problems)
             named = self._named()
-            held.sort(key=lambda one: (one.ledger.epoch, one.ledger.round, one.folder.name == named), reverse=True)
+            held.sort(key=lambda one: (one.number, one.folder.name == named), reverse=True)
             self._snapshots.open(self._read_all(self._snapshots.folders(), FROZEN, problems, known=held))
             if not held and (frozen := self.frozen) is not None:
                 held = [self._snapshots.link(frozen, frozen.folder.name.removeprefix(FROZEN))]
@@ -429,7 +429,8 @@ class StateStore:
             sync_folder(self.folder)
             self._name(generation.name)
         held = Held(generation, commit, ledger.at(head, commit.digest), *hashes)
-        others = (served.held for served in self._held if served.held.folder != generation)
+        # One that would be taken for newer at the next start is of a branch that was given up.
+        others = (served.held for served in self._held if served.held.number < held.number)
         self._keep((held, *others)[:KEPT])
         return held
 

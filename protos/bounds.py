@@ -234,7 +234,7 @@ _COUNTS: dict[str, int] = {
     "observer_grpc": limits.ADDRESSES,
     "ranges": limits.RANGES,
     "used": limits.RANGES,
-    "returned": limits.RANGES,
+    "returned": limits.RETURNED,
     "members": limits.MEMBERS,
     "reducers": limits.MEMBERS,
     "standing": limits.MEMBERS,

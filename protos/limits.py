@@ -51,6 +51,8 @@ CHUNKS = 2**18
 """Chunks of the flat vector: 2.7e11 parameters at 2^20 values a chunk."""
 RANGES = 4096
 """Ranges of batches in one list."""
+RETURNED = 2**17
+"""Ranges that a commit gives back: some of every member's, where a deadline has cut them all."""
 LACKS = 4096
 """Chunks that one claim may call missing."""
 ORDERS = 64

@@ -63,6 +63,8 @@ from protos.wire import encode_leader_frame
 INBOX_MOST = 1024
 """Beyond so many unhandled items streams are not read any further."""
 PROBES_AT_ONCE = 16
+LEARN_S = 300.0
+"""So long one member is listened to for the commits that it has: it may let them trickle."""
 WAKE_FLOOR_S = 0.001
 FAREWELL = "the coordinator stops; the run goes on without it"
 
@@ -330,8 +332,9 @@ class Driver:
             addresses = self._addresses.get(peer, ())
             if self._learner is None or not addresses:
                 return
-            with suppress(Unknown):
-                told = await self._learner.learn(peer, addresses, self._ledger)
+            with suppress(Unknown, TimeoutError):
+                async with asyncio.timeout(LEARN_S):
+                    told = await self._learner.learn(peer, addresses, self._ledger)
                 found.extend(told if isinstance(told, list) else [told])
 
         await asyncio.gather(*(ask(peer) for peer in peers))

@@ -5,6 +5,7 @@ What comes back is an event for the deciding code, which judges each commit by i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,8 @@ from protos.sealer import open_signed
 from protos.signing import SignatureError
 from protos.wire import WireError, decode
 
+BRANCH_BYTES_MOST = 256 * 2**20
+"""Of its commits: whoever asks keeps them all in memory until they are judged."""
 BRANCH_MOST = 4096
 """Commits of another branch that are looked through for the place where it leaves ours."""
 
@@ -94,10 +97,15 @@ class Learner:
 
     async def _after(self, peer: PeerId, addresses: Sequence[str], epoch: int, round_: int) -> list[Learned]:
         found: list[Learned] = []
+        n_bytes = 0
         while len(found) < BRANCH_MOST:
             commits = await self._chain.commits_after(peer, addresses, epoch, round_, limits.COMMITS)
+            n_bytes += sum(len(commit.body) + sum(map(len, commit.votes)) for commit in commits)
+            if n_bytes > BRANCH_BYTES_MOST:
+                raise Unknown(f"it sends more than {BRANCH_BYTES_MOST} bytes of commits")
             for commit in commits:
-                item = opened(commit, self._run, self._coordinator)
+                # Thousands of signatures take seconds, and the leader's loop has others to hear meanwhile.
+                item = await asyncio.to_thread(opened, commit, self._run, self._coordinator)
                 if (item.body.epoch, item.body.round) <= (epoch, round_):
                     raise Unknown("it sends commits that were not asked for")
                 if found and item.body.previous != found[-1].commit_hash:

@@ -20,6 +20,7 @@ from coordinator.rounds.members import Member, listed, named
 from coordinator.rounds.moves import Change, by_claims
 from coordinator.rounds.state import InvariantBroken
 from coordinator.rounds.voting import LEADER_SLACK, Voting, because
+from protos.limits import LACKS
 from protos.messages import (
     Inquiry,
     Missing,
@@ -108,11 +109,14 @@ class Exchanging(Voting):
             camps = attempt.camps(chunk)
             (_, most), (_, second), *_ = camps
             said = {peer for _, camp in camps for peer in camp}
+            has_room = len(moves.moved | change.moved) + len(said) <= LACKS  # a redeal names no more
             if len(most) > len(second) and len(most) >= attempt.enough > len(second):
                 change.lost |= said - most
             elif any(peer in hopeful for peer in attempt.reducing[chunk]):
                 continue  # more words are to come
-            elif any(peer not in {*said, *out} for peer in attempt.lines[chunk]):
+            elif not has_room and (hopeful or change.moved or change.lost & said):
+                continue  # who is found to lie about the chunks that have moved is out of these too
+            elif has_room and any(peer not in {*said, *out} for peer in attempt.lines[chunk]):
                 known = moves.words.setdefault(chunk, {})
                 for word, camp in camps:
                     known.setdefault(word, set()).update(camp)

@@ -28,6 +28,8 @@ from protos.messages import PeerId, Vote
 LEARN_AGAIN_S = 2.0
 LEARN_MOST_S = 20.0
 """So long a leader waits for commits that a member has named before it goes on without: the member may lie."""
+AWAITED_MOST = 3
+"""Who has named commits so often, and nothing came of it, is asked for them but not waited for."""
 
 
 class Learning(Phases):
@@ -73,8 +75,9 @@ class Learning(Phases):
         if asked_at is not None and now < asked_at + LEARN_AGAIN_S:
             return []
         self._ahead[peer] = now
-        if self._ahead_since is None and self._awaited_heads.get(peer) != head:
-            self._ahead_since = now
+        n_awaited = self._n_awaited.get(peer, 0)
+        if self._ahead_since is None and self._awaited_heads.get(peer) != head and n_awaited < AWAITED_MOST:
+            self._ahead_since, self._n_awaited[peer] = now, n_awaited + 1
         self._awaited_heads[peer] = head
         return [Learn(peer)]
 
@@ -112,7 +115,7 @@ class Learning(Phases):
         effects: list[Effect] = [Say(told), Orphaned(event.fork)]
         for step, after in chain:
             effects += self._follow(step, after, now)
-        return effects
+        return [*effects, *self._give_again()]
 
     def _follow(self, told: Learned, after: Ledger, now: Instant) -> list[Effect]:
         """Take over a commit that holds. Where this leader had a hand in it and does not know of it, it has lost its
@@ -121,13 +124,14 @@ class Learning(Phases):
             peer == self.me or (isinstance(item, Vote) and item.leader == self.me) for peer, item in told.signed
         )
         self.commit, self.ledger = told.commit, after
+        self._n_awaited.clear()
         self._learn_orders(told.orders)
         counted = [entry.peer for entry in told.body.members if entry.counted]
         self._seating.round_over(told.body.round, {}, counted)
         self._begin_round(now)
         self._next_number = max(self._next_number, 1)
         if forgot and self._voter is not None:
-            self._voter = Voter(self.me, self._voter.record, lost=True)
+            self._voter = Voter(self.me, self._voter.record, lost=True, signed=self._voter.signed)
         here = self._members_here()
         for member in self.members:
             if member.connected:

@@ -70,7 +70,7 @@ class Ledger:
 
     def hash(self) -> bytes:
         """The hash that the body names: of everything but head and digest, which depend on the body."""
-        return tagged_hash("ledger", self.to_bytes())
+        return hash_of(self.to_bytes())
 
     def at(self, head: bytes, digest: bytes) -> Ledger:
         return replace(self, head=head, digest=digest)
@@ -131,6 +131,11 @@ class Ledger:
             return ledger
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise LedgerError(f"not a ledger: {error!r}") from error
+
+
+def hash_of(raw: bytes) -> bytes:
+    """The hash of a ledger's bytes as they are, before they are read."""
+    return tagged_hash("ledger", raw)
 
 
 def genesis(run: PeerId, coordinator: PeerId) -> Ledger:

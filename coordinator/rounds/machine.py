@@ -51,6 +51,9 @@ from protos.messages import (
     Welcome,
 )
 
+OUTBID_MOST = 3
+"""So many attempts of a round end because a member names a higher number. Who goes on with that is left out instead."""
+
 
 class Rounds(Learning):
     """Leads one round after the other: takes in events, says what should happen and when it wants to be woken."""
@@ -282,7 +285,7 @@ class Rounds(Learning):
             return []
         self._know(leave.proposal, event.body, event.orders)
         self._left.setdefault(event.peer, (leave, event.envelope))
-        self._pass_number(leave.attempt)
+        self._pass_number(leave.attempt, event.peer)
         if member := self.members.get(event.peer):
             member.story.append(f"left in round {leave.round}")
         return []
@@ -293,8 +296,12 @@ class Rounds(Learning):
             return []
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
-        self._pass_number(refusal.attempt)
-        attempt.outbid = max(attempt.outbid, refusal.attempt)
+        self._pass_number(refusal.attempt, peer)
+        n_outbid = self._n_outbid.get(peer, 0)
+        in_exchange = self.phase in (Phase.COMMITMENT, Phase.EXCHANGE)
+        if in_exchange and refusal.attempt > attempt.number and n_outbid < OUTBID_MOST:
+            self._n_outbid[peer] = n_outbid + 1
+            attempt.outbid = max(attempt.outbid, refusal.attempt)
         refused = attempt.refused if self.phase in (Phase.PREPARE, Phase.VOTE) else attempt.declined
         refused[peer] = refusal.reason
         member = self.members.get(peer)

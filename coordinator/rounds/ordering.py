@@ -24,12 +24,26 @@ class Ordering(RoundState):
         """Keep an order until a commit carries it; one that can't be obeyed is refused, and said."""
         opened = event.order
         number = opened.order.number
-        if number <= self.ledger.n_orders or any(each.order.number == number for each in self._pending):
-            return []  # carried already, or given again
         if event.target is not None:
             self._targets[event.target.head] = event.target
-        pending = sorted((*self._pending, opened), key=lambda each: each.order.number)
-        self._pending, refused = self._sound(pending)
+        if number <= self.ledger.n_orders:
+            self._given[number] = opened
+            return []  # carried already
+        if any(each.order.number == number for each in self._pending):
+            return []  # given again
+        return self._judge((*self._pending, opened))
+
+    def _give_again(self) -> list[Effect]:
+        """Another branch is followed, whose commits lack orders that the one which was given up has carried."""
+        lacking = [each for number, each in self._given.items() if number > self.ledger.n_orders]
+        waiting = {each.order.number for each in self._pending}
+        again = [each for each in lacking if each.order.number not in waiting]
+        told = [Say(f"order {each.order.number} ({each.order.kind}) waits again for a commit") for each in again]
+        return [*told, *self._judge((*self._pending, *again))] if again else []
+
+    def _judge(self, pending: Iterable[OpenedOrder]) -> list[Effect]:
+        self._pending, refused = self._sound(sorted(pending, key=lambda each: each.order.number))
+        self._given.update({each.order.number: each for each in self._pending})
         return [Say(f"order {each.order.number} is refused: {why}") for each, why in refused]
 
     def _sound(self, pending: Iterable[OpenedOrder]) -> tuple[list[OpenedOrder], list[tuple[OpenedOrder, str]]]:

@@ -48,7 +48,9 @@ class Promising(Dealing):
             # Nobody has answered in all that time: nothing newer is to be found.
         if not self._roll(now).seatable():
             return self._wait(f"voters for a quorum: {named(absent)}, or a member that holds the state")
-        self.ledger = self.ledger.in_epoch(self.ledger.epoch + 1, self._coordinator)
+        # Above all that were ever opened: one on a branch that was given up may have seen a round of this number.
+        epoch = max([self.ledger.epoch, *(epoch for epoch, _ in self._used)]) + 1
+        self.ledger = self.ledger.in_epoch(epoch, self._coordinator)
         self._epoch_opened, self._epoch_known_at = True, now
         self._next_number, self._left, self._bodies = self._unused_number(), {}, {}
         told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {named(absent)}"

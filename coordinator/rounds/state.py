@@ -12,7 +12,7 @@ from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.members import Members
 from coordinator.rounds.roll import Roll
 from coordinator.rounds.seating import Seating
-from coordinator.rounds.voter import Voter
+from coordinator.rounds.voter import ATTEMPTS_MAX, Voter
 from protos.messages import AttemptFailed, Body, Commit, Leave, PeerId, Proposal, Records, Seat
 from protos.orders import OpenedOrder
 from protos.runspec import RunSpec
@@ -21,6 +21,10 @@ RELAY_EVERY_S = 1.0
 """Address records of newcomers are passed on together: each by itself to everyone would be a storm."""
 FAILED_KEPT = 100
 """Failed attempts of a round that its commit tells of: the last ones."""
+
+
+NUMBERS_MOST = 10**6
+"""By so many numbers a single member's word moves a leader on in one round; who lies about them can't use them up."""
 
 
 class InvariantBroken(AssertionError):
@@ -84,6 +88,8 @@ class RoundState:
         self._attempt: Attempt | None = None
         self._first_number = 0 if me == coordinator else 1  # number 0 is the coordinator's, who needs no promises
         self._next_number = max(opened + 1, self._first_number)
+        self._pushed: dict[PeerId, int] = {}  # by how many numbers each member's word has moved it in this round
+        self._n_outbid: dict[PeerId, int] = {}  # attempts of this round that each has ended by naming a higher number
         self._used = dict(numbers or {})  # numbers by epoch and round: none may be used again, whatever came between
         self._round_began_at = now
         self._retry_at = now
@@ -95,6 +101,7 @@ class RoundState:
         self._unhad: set[bytes] = set()  # those whose results could not be had, so that too many refused their votes
         self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
         self._pending: list[OpenedOrder] = []  # orders that no commit carries yet, by their numbers
+        self._given: dict[int, OpenedOrder] = {}  # all that the operator has given here and that could be obeyed
         self._targets: dict[bytes, Ledger] = {}  # books to go back to, by their heads
         self._was_paused = ledger.paused
         if voter is not None and voter.record is not None:
@@ -105,6 +112,7 @@ class RoundState:
         self._ahead: dict[PeerId, Instant] = {}  # who has named commits that are not here, and when it was asked last
         self._ahead_since: Instant | None = None
         self._awaited_heads: dict[PeerId, bytes] = {}  # what each of them named: it is waited for once
+        self._n_awaited: dict[PeerId, int] = {}  # how often each was waited for since something was learned
         self._seeking_since: Instant | None = None
         self._sought = False  # whether everybody known was asked for newer commits since the quorum was lost
         self._digests: dict[bytes, bytes] = {}
@@ -143,7 +151,7 @@ class RoundState:
         self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
         self._round_began_at = self._retry_at = now
         self._failed, self._left, self._digests, self._bodies, self._body_orders = [], {}, {}, {}, {}
-        self._unhad = set()
+        self._unhad, self._pushed, self._n_outbid = set(), {}, {}
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
         self._cut_at, self._reckoned_at, self._announced, self._cut = Instant(math.inf), None, False, False
@@ -229,10 +237,15 @@ class RoundState:
         """The first number of the round after the head that this leader has never used."""
         return max(self._first_number, self._used.get((self.ledger.epoch, self.ledger.round + 1), -1) + 1)
 
-    def _pass_number(self, number: int) -> None:
-        """A voter is bound to this number: the next attempt must pass it. One far from the last is not believed."""
-        if number < self._next_number + 10**6:
-            self._next_number = max(self._next_number, number + 1)
+    def _pass_number(self, number: int, peer: PeerId | None = None) -> None:
+        """A voter is bound to this number: the next attempt must pass it. Of what a peer says only so much is believed
+        in a round, so that the many who are bound to a number can always move the leader on past it."""
+        n_more = max(0, number + 1 - self._next_number) if number < ATTEMPTS_MAX else 0
+        if peer is not None:
+            pushed = self._pushed.get(peer, 0)
+            n_more = min(n_more, NUMBERS_MOST - pushed)
+            self._pushed[peer] = pushed + n_more
+        self._next_number += n_more
 
     # -- small things -----------------------------------------------------------------------------------------
 

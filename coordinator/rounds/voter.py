@@ -7,8 +7,9 @@ or a vote leaves the process; whoever lost the record abstains until the next co
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from typing import TypeVar
 
 from coordinator.rounds import policy, work
 from coordinator.rounds.ledger import Ledger, LedgerError
@@ -35,6 +36,8 @@ from protos.runspec import RunSpec
 ATTEMPTS_MAX = 2**31 - 1
 NOBODY = PeerId("")
 
+R = TypeVar("R", Promise, Leave)
+
 
 class Voter:
     """One voter's numbers. Mutated only by `prepared`, `voted`, `leave` and `moved`; what they return is to be kept.
@@ -43,16 +46,33 @@ class Voter:
         me: this voter.
         record: its last promise or vote, from disk.
         lost: the record of the current round may be lost: abstain until the next commit.
+        signed: the last round of each epoch in which it promised or voted, from disk: a branch of a lower epoch may be
+            followed again, and what was signed on the other one binds nobody there.
     """
 
-    def __init__(self, me: PeerId, record: Promise | Leave | None, *, lost: bool = False) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        record: Promise | Leave | None,
+        *,
+        lost: bool = False,
+        signed: Mapping[int, int] | None = None,
+    ) -> None:
         self.me = me
         self._record = record
         self._lost = lost
+        self._signed = dict(signed or {})
+        if record is not None:
+            self._note(record)
 
     @property
     def record(self) -> Promise | Leave | None:
         return self._record
+
+    @property
+    def signed(self) -> Mapping[int, int]:
+        """The last round of each epoch in which it promised or voted."""
+        return self._signed
 
     @property
     def abstains(self) -> bool:
@@ -80,10 +100,9 @@ class Voter:
             return refusal
         record = self._current(ledger)
         voted_attempt, proposal = (record.voted_attempt, record.proposal) if record else (-1, None)
-        self._record = Promise(
-            prepare.epoch, prepare.round, prepare.attempt, prepare.leader, ledger.head, voted_attempt, proposal
+        return self._keep(
+            Promise(prepare.epoch, prepare.round, prepare.attempt, prepare.leader, ledger.head, voted_attempt, proposal)
         )
-        return self._record
 
     def would_vote(self, propose: Propose, ledger: Ledger) -> Refusal | None:
         """Why a proposal can't have this voter's vote whatever it holds."""
@@ -108,8 +127,8 @@ class Voter:
         if refusal := self.would_vote(propose, ledger):
             return refusal
         number = (propose.epoch, propose.round, propose.attempt, propose.leader)
-        self._record = Promise(*number, ledger.head, propose.attempt, propose.proposal)
-        return Vote(*number, body_hash, digest), self._record
+        record = self._keep(Promise(*number, ledger.head, propose.attempt, propose.proposal))
+        return Vote(*number, body_hash, digest), record
 
     def leave(self, ledger: Ledger) -> Leave | None:
         """The last promise of this round, above every number; None if this voter can't say what it has promised."""
@@ -117,14 +136,14 @@ class Voter:
             return None
         if self.has_left(ledger) and isinstance(self._record, Leave):
             return self._record
+        if self._forgot(ledger):
+            return None
         record = self._current(ledger)
         here = (ledger.epoch, ledger.round + 1)
         if record is None:
-            self._record = Leave(*here, -1, NOBODY, ledger.head, -1, None)
-        else:
-            promised = (record.attempt, record.leader)
-            self._record = Leave(*here, *promised, ledger.head, record.voted_attempt, record.proposal)
-        return self._record
+            return self._keep(Leave(*here, -1, NOBODY, ledger.head, -1, None))
+        promised = (record.attempt, record.leader)
+        return self._keep(Leave(*here, *promised, ledger.head, record.voted_attempt, record.proposal))
 
     def _refused(self, asked: Prepare | Propose, ledger: Ledger) -> Refusal | None:
         if reason := self._unheeded(asked, ledger):
@@ -144,13 +163,26 @@ class Voter:
             return "abstains until the next commit: its record of this round is lost"
         if self.has_left(ledger):
             return "has left this round"
-        if self._record is not None and (self._record.epoch, self._record.round) > here:
-            return f"has signed in round {self._record.round} already: its state is older than its record"
+        if self._forgot(ledger):
+            return f"has signed in round {self._signed[ledger.epoch]} already: its state is older than its record"
         if not 0 <= asked.attempt <= ATTEMPTS_MAX:
             return f"{asked.attempt} is no attempt's number"
         if asked.attempt == 0 and asked.leader != ledger.voters[-1]:
             return "number 0 is the coordinator's, who needs no promises for it"
         return ""
+
+    def _forgot(self, ledger: Ledger) -> bool:
+        """Whether it may have signed in the round after the ledger and has no record of it any more."""
+        signed = self._signed.get(ledger.epoch, -1)
+        return signed > ledger.round + 1 or (signed == ledger.round + 1 and self._current(ledger) is None)
+
+    def _keep(self, record: R) -> R:
+        self._record = record
+        self._note(record)
+        return record
+
+    def _note(self, record: Promise | Leave) -> None:
+        self._signed[record.epoch] = max(record.round, self._signed.get(record.epoch, -1))
 
     def _current(self, ledger: Ledger) -> Promise | None:
         record = self._record

@@ -62,8 +62,10 @@ def work_for(tokens_per_s: float, spec: RunSpec) -> Work | None:
     if work.round_s <= 0 or tokens_per_s <= 0:
         return Work(work.h)
     possible = work.round_s * tokens_per_s / work.batch_tokens  # steps of one batch
+    if possible >= work.h * work.batch_scale_max:  # it may be infinite: anybody can say any figure
+        return Work(work.h, work.batch_scale_max)
     if possible >= work.h:
-        return Work(work.h, max(1, min(int(possible // work.h), work.batch_scale_max)))
+        return Work(work.h, int(possible // work.h))
     if possible * LATE >= work.h:
         return Work(work.h)
     return Work(int(possible)) if possible >= steps_min(spec) else None

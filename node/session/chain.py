@@ -26,7 +26,7 @@ class Chain(CatchingUp):
         self._lost_round = max(self._lost_round, event.ledger.round + 1)
         leader = event.welcome.leader
         left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
-        if why := self._why_stay(event.ledger, leader):
+        if why := self._why_stay(event.ledger, leader, now):
             self._strayed.add(leader)
             left.append(ev.Say(why))
         else:
@@ -45,6 +45,8 @@ class Chain(CatchingUp):
         held = self.ledger
         if event.leader in self._strayed and (held is None or event.body.previous != held.head):
             return []
+        if self._succession.is_superseded(event.leader, now) and (held is None or event.body.previous != held.head):
+            return []  # where the chain goes the coordinator says
         self._strayed.discard(event.leader)
         self._note_ahead(event)
         if event.body.round > known:
@@ -61,7 +63,7 @@ class Chain(CatchingUp):
         if held is not None and held.head == newest.commit_hash:
             return self._begin_round() if self._training is None else self._train()
         if held is not None and held.round >= body.round:
-            if self._newest_ledger is None or self._why_stay(self._newest_ledger, newest.leader):
+            if self._newest_ledger is None or self._why_stay(self._newest_ledger, newest.leader, now):
                 self._newest = None
                 return []
             told = (
@@ -93,14 +95,18 @@ class Chain(CatchingUp):
         self._commit, self._after = following, after
         return self._apply_or_verify()
 
-    def _why_stay(self, other: Ledger, leader: PeerId) -> str:
+    def _why_stay(self, other: Ledger, leader: PeerId, now: Instant) -> str:
         """Why a leader's head is not to be followed from the held state: it is behind, or the end of a smaller branch.
 
         What extends the held state has no fewer tokens and no lower epoch. Behind a head that the coordinator has
         signed nobody goes but with the coordinator, or by an order.
         """
         held = self.ledger
-        if held is None or other.head == held.head:
+        if held is not None and other.head == held.head:
+            return ""
+        if self._succession.is_superseded(leader, now):
+            return f"{leader[-6:]} leads from round {other.round}, but the coordinator can be heard: following that one"
+        if held is None:
             return ""
         mine, theirs = policy.branch_key(held), policy.branch_key(other)
         if theirs[:3] == mine[:3] and other.round != held.round:

@@ -157,6 +157,7 @@ class AttemptOver:
     round: int
     attempt: int
     reason: str
+    leader: PeerId = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,13 +134,13 @@ class Session(Voting):
             case ev.Inquired(inquiry):
                 return self._inquired(inquiry)
             case ev.Proposed():
-                return self._proposal(event)
+                return self._proposal(event, now)
             case ev.Prepared(prepare):
                 return self._prepared(prepare, now)
             case ev.CommitHeard():
                 return self._heard_commit(event, now)
-            case ev.AttemptOver(epoch, round_, attempt, reason):
-                return self._attempt_over(epoch, round_, attempt, reason)
+            case ev.AttemptOver():
+                return self._attempt_over(event)
             case ev.SaidGoodbye(goodbye, leader):
                 return self._goodbye(goodbye.code, goodbye.reason, leader or self._coordinator, now)
             case ev.TrainerUp(moments_round, tokens_per_s):
@@ -170,7 +170,7 @@ class Session(Voting):
             case ev.VerifyFailed(body_hash, reason):
                 return self._verify_failed(body_hash, reason)
             case ev.Restored():
-                return self._was_restored(event)
+                return self._was_restored(event, now)
             case ev.RestoreFailed(body_hash, reason):
                 return self._restore_failed(body_hash, reason)
             case ev.SpecKnown(spec):

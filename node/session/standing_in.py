@@ -90,6 +90,13 @@ class Succession:
             return self._coordinator
         return max(heard, key=lambda peer: (self._heard[peer], peer), default=next(iter(self._up), None))
 
+    def is_superseded(self, leader: PeerId, now: Instant) -> bool:
+        """Whether a stand-in may begin nothing here any more: the coordinator can be heard.
+
+        A line to it stays up as long as it likes, so what it says there may be no more than a lie would be worth.
+        """
+        return leader not in ("", self._coordinator) and self._is_heard(self._coordinator, now)
+
     def why_not(self, leader: PeerId, ledger: Ledger, now: Instant) -> str:
         """Why a number is not to be promised to a leader: one whose turn came before is still heard. Or nothing."""
         if leader == self._coordinator:

@@ -16,6 +16,8 @@ from protos.bounds import as_reason
 from protos.messages import (
     Commitment,
     Inquiry,
+    Plan,
+    Propose,
     Refusal,
     Signed,
 )
@@ -32,18 +34,29 @@ class TakingPart(Chain):
         mine = next((member for member in plan.members if member.peer == self.me), None)
         if (plan.run, plan.epoch, plan.round, plan.previous) != here or mine is None:
             return []
-        self._reachable = mine.reducer
         if self._part is not None and self._part.planned.plan_hash == event.plan_hash:
             return self._commit_to_plan()
+        if self._succession.is_superseded(plan.leader, now) and not self._has_promised(plan, ledger):
+            reason = "hears the coordinator"
+            return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
+        self._reachable = mine.reducer
         if refusal := self._voter.bound(plan, ledger):
             return [ev.TellLeader(refusal, plan.leader)]  # it would be in vain: the leader must pass that number first
-        if self._part is not None and plan.attempt <= self._part.number:
-            reason = f"takes part in attempt {self._part.number} already"
-            return [ev.TellLeader(Refusal(plan.epoch, plan.round, self._part.number, reason), plan.leader)]
+        part = self._part
+        returned = part is not None and plan.leader == self._coordinator != part.planned.plan.leader
+        if part is not None and plan.attempt <= part.number and not returned:
+            reason = f"takes part in attempt {part.number} already"
+            return [ev.TellLeader(Refusal(plan.epoch, plan.round, part.number, reason), plan.leader)]
         effects = self._drop_part()
         self._proposed = None
         self._part = Part(event, now)
         return effects + self._commit_to_plan()
+
+    def _has_promised(self, asked: Plan | Propose, ledger: Ledger) -> bool:
+        """Whether this voter has promised the number of an attempt to its leader, or has voted in it."""
+        record = self._voter.record
+        here = (ledger.epoch, ledger.round + 1, asked.attempt, asked.leader)
+        return record is not None and (record.epoch, record.round, record.attempt, record.leader) == here
 
     def _commit_to_plan(self) -> list[Effect]:
         """Commit to Δ for the current plan, or have it encoded first."""
@@ -172,16 +185,19 @@ class TakingPart(Chain):
     def _in_exchange(self, part: Part, effects: list[ExchangeEffect]) -> list[Effect]:
         return [ev.InExchange(part.planned.plan_hash, effect) for effect in effects]
 
-    def _attempt_over(self, epoch: int, round_: int, attempt: int, reason: str) -> list[Effect]:
-        ledger, part = self.ledger, self._part
+    def _attempt_over(self, event: ev.AttemptOver) -> list[Effect]:
+        """A leader has given an attempt up: its own one, whatever others lead beside it."""
+        ledger, part, proposed = self.ledger, self._part, self._proposed
+        epoch, round_, attempt, reason = event.epoch, event.round, event.attempt, event.reason
         if reason.startswith(work.NO_SEAT):  # it may come before the commit that says so has been applied
             return self._told_no_seat(reason.removeprefix(work.NO_SEAT))
         if ledger is None or (epoch, round_) != (ledger.epoch, ledger.round + 1):
             return []
         effects: list[Effect] = [ev.Say(f"attempt {attempt} of round {round_} failed: {reason}")]
-        if part is not None and part.number <= attempt:
+        leader = event.leader or self._coordinator
+        if part is not None and part.number <= attempt and part.planned.plan.leader == leader:
             effects += self._drop_part()
-        if self._proposed is not None and self._proposed.propose.attempt <= attempt:
+        if proposed is not None and proposed.propose.attempt <= attempt and proposed.propose.leader == leader:
             self._proposed = None
         return effects
 

@@ -36,13 +36,13 @@ class Voting(TakingPart):
             return [ev.Persist(answer), ev.TellLeader(Signed(self._sealer.seal(answer)))]
         return [ev.TellLeader(answer, prepare.leader)]
 
-    def _proposal(self, event: ev.Proposed) -> list[Effect]:
+    def _proposal(self, event: ev.Proposed, now: Instant) -> list[Effect]:
         ledger, propose = self.ledger, event.propose
         if ledger is None or self._commit is not None or self._left or propose.round > ledger.round + 1:
             return []  # it is told again once the state has caught up
         if not order_faults(event.orders, ledger, self.specs) and (needs := self._restore_for(event)) is not None:
             return needs
-        refusal = self._why_not(event, ledger)
+        refusal = self._why_not(event, ledger, now)
         if refusal is not None:
             told: list[Effect] = [ev.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
             return [*told, ev.TellLeader(refusal, propose.leader)] if self._is_voter(ledger) or self._observer else told
@@ -57,10 +57,10 @@ class Voting(TakingPart):
         lines = part.lines if part is not None and same_plan else self._lines(evidence) if evidence else ()
         return [verify_of(event, evidence, lines, self.spec)]
 
-    def _was_restored(self, event: ev.Restored) -> list[Effect]:
+    def _was_restored(self, event: ev.Restored, now: Instant) -> list[Effect]:
         self._restored(event)
         asked = self._restoring
-        return self._proposal(asked) if asked is not None and asked.body_hash == event.body_hash else []
+        return self._proposal(asked, now) if asked is not None and asked.body_hash == event.body_hash else []
 
     def _restore_failed(self, body_hash: bytes, reason: str) -> list[Effect]:
         asked = self._restoring
@@ -73,8 +73,10 @@ class Voting(TakingPart):
         is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
         return [ev.TellLeader(refusal, propose.leader)] if is_asked else []
 
-    def _why_not(self, event: ev.Proposed, ledger: Ledger) -> Refusal | None:
+    def _why_not(self, event: ev.Proposed, ledger: Ledger, now: Instant) -> Refusal | None:
         propose = event.propose
+        if self._succession.is_superseded(propose.leader, now) and not self._has_promised(propose, ledger):
+            return Refusal(propose.epoch, propose.round, propose.attempt, "hears the coordinator")
         if self._is_voter(ledger) and (refusal := self._voter.would_vote(propose, ledger)):
             return refusal
         if reason := self._left_out(event):

@@ -110,7 +110,10 @@ def costs(alike: Mix, n_rounds: int) -> Iterator[Figure]:
 
 
 def controls(sizes: tuple[int, ...], n_rounds: int) -> Iterator[Figure]:
-    """Membership, deadlines, leases and votes of so many members, of which about a hundred can be reached."""
+    """Membership, deadlines, leases and votes of so many members, of which about a hundred can be reached.
+
+    At most `max_members` have a seat, 1,024 by default; the others hold the state and wait, and are in `utilised`.
+    """
     shares: list[tuple[int, float]] = []
     for n in sizes:
         found = measured(Mix(n, speeds="mixed", round_s=ROUND_S, n_chunks=2, reachable=min(1.0, 100 / n)), n_rounds)

@@ -119,6 +119,31 @@ def test_promises_openings_and_orders(kept: tuple[Journal, Ledger, Place]) -> No
     assert made.orders() == [b"first", b"second"]
 
 
+def test_an_epoch_of_a_branch_that_was_given_up_is_not_open(kept: tuple[Journal, Ledger, Place]) -> None:
+    made, ledger, _ = kept
+    fork, first = chain(ledger, 2)
+    append(made, fork)
+    made.persist(Opened(0, 2, 1))
+    made.persist(Promise(0, 2, 1, COORDINATOR.peer, fork.after.head, -1, None))
+    lonely = fork.after.in_epoch(1, COORDINATOR.peer)
+    for link in chain(lonely, 2):
+        made.persist(Opened(1, link.body.round, 0))
+        append(made, link)
+    made.persist(Opened(1, 4, 3))
+    made.persist(Promise(1, 4, 3, COORDINATOR.peer, b"h" * 32, -1, None))
+    assert (made.recover().ledger.epoch, made.recover().epoch, made.recover().opened) == (1, 1, 3)
+    made.orphan(fork.after)
+    others = [first, next_commit(first.after, counted=(ALICE,), seats=(Seat(ALICE, (Range(90, 2),), 1),))]
+    for link in others:
+        append(made, link)
+    recovered = made.recover()
+    assert (recovered.ledger, recovered.epoch, recovered.opened) == (others[-1].after, 0, -1), "round 4 again"
+    assert recovered.numbers == {(0, 2): 1, (1, 2): 0, (1, 3): 0, (1, 4): 3}
+    assert recovered.signed == {0: 2, 1: 4}
+    made.persist(Opened(2, 4, 0))
+    assert made.recover().epoch == 2, "one that was opened since"
+
+
 def test_observations_are_read_by_kind_and_subject(kept: tuple[Journal, Ledger, Place]) -> None:
     made, _, _ = kept
     first = Observation("evaluation", ALICE, "aa", {"val_loss": 2.5})

@@ -138,8 +138,7 @@ class Distant:
         while time.monotonic() < until_s:
             if condition(rows := self.rows()):
                 return rows
-            ended = [name for name, process in self.nodes.items() if process.poll() not in (None, 0)]
-            assert not ended, f"{ended} ended\n{self.log(ended[0])}"
+            self._check()
             time.sleep(LOOK_S)
         logs = "\n".join(f"-- {name}\n{self.log(name)}" for name in ("coordinator", *self.nodes))
         raise AssertionError(f"not within {limit_s:g} s: {len(self.rows())} rounds\n{logs}")
@@ -147,8 +146,14 @@ class Distant:
     def wait_until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
         until_s = time.monotonic() + limit_s
         while not condition():
+            self._check()
             assert time.monotonic() < until_s, f"not within {limit_s:g} s: {what}"
             time.sleep(LOOK_S)
+
+    def _check(self) -> None:
+        """No node has ended by a fault."""
+        ended = [name for name, process in self.nodes.items() if process.poll() not in (None, 0)]
+        assert not ended, f"{ended} ended\n{self.log(ended[0])}"
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()[-3000:]

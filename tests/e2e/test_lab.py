@@ -53,6 +53,7 @@ def test_two_nodes_behind_two_routers_count_in_every_round(nat: labs.Lab, tmp_pa
             assert network.status(name)["reachable"] is False
 
 
+@pytest.mark.long
 def test_the_join_line_works_as_printed_and_names_the_way_out_of_a_machine_with_several(tmp_path: Path) -> None:
     """The node's machine has a container bridge, a tunnel, and a name that leads to loopback, as Debian sets it up."""
     with labs.Lab(["c0", "n1", "n2"]) as lab:

@@ -145,6 +145,7 @@ def test_without_a_leader_it_keeps_its_seat(network: Network) -> None:
     assert returns(network, peer)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     run("unshare", "--pid", "--fork", "true", limit_s=10).code != 0, reason="needs pid namespaces (root)"
 )

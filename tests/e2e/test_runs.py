@@ -57,6 +57,7 @@ def test_one_node_goes_on_alone(tmp_path: Path) -> None:
     assert left_over(folder) == []
 
 
+@pytest.mark.long
 def test_two_runs_on_one_machine_at_once(tmp_path: Path) -> None:
     def start(name: str) -> subprocess.Popen[str]:
         words = [*COORDINATOR, "simulate", "--json", "--data", str(tmp_path / name)]

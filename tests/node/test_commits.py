@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_lost_branch_is_not_served_as_part_of_the_chain(tmp_path: Path) -> Non
         log.add(commit)
     assert log.after(ledgers[-1].head, 0, 0, 100) == commits
     assert log.after(their_ledgers[-1].head, 0, 0, 100) == [commits[0], *others]
+
+
+def test_a_lost_branch_of_a_higher_epoch_gives_way_to_the_chain(tmp_path: Path) -> None:
+    commits, ledgers = chain(2)
+    lost, _ = chain(4, start=replace(ledgers[0], epoch=1), seed=1)
+    log = CommitLog(tmp_path, 4)
+    for commit in (*lost, *commits):
+        log.add(commit)
+    assert len(log) == 4
+    assert log.after(ledgers[-1].head, 0, 0, 100) == commits
 
 
 @pytest.mark.parametrize("how", ["cut off", "other", "part", "renamed"])

@@ -236,7 +236,7 @@ def test_rows_become_results_and_each_chunk_is_combined_by_whom_it_was_dealt_to(
                     assert bytes(area.frame(result.chunk)) == wanted
                     assert result.hash == chunk_root(wanted, SPEC.codec.leaf_values)
                     assert result.norm_sq == codec.squared_norm(wanted)
-                while member.exchange.unreceipted():  # of rows to the other one, who may be behind
+                while member.exchange.unreceipted():  # noqa: ASYNC110 - the other one may be behind; nothing tells
                     await asyncio.sleep(0)
                 assert member.faults == []
                 assert member.peers.traffic.exchange_sent > 0

@@ -128,4 +128,19 @@ def test_a_leaders_numbers_and_the_signed_head_are_read_back(tmp_path: Path) -> 
     assert again.load() == (None, True), "a leader's numbers are no voter's record"
     again.open_number(0, 8, 1)
     assert again.numbers() == {(0, 8): 1}, "what is over is forgotten"
+    again.open_number(1, 4, 2)
+    again.open_number(1, 5, 1)
+    assert again.numbers() == {(0, 8): 1, (1, 5): 1}, "the epoch's own branch may be followed again"
+    again.close()
+
+
+def test_the_last_round_that_was_signed_in_is_kept_of_each_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    assert journal.signed() == {}
+    for epoch, round_ in ((0, 7), (1, 5), (0, 6)):
+        journal.save(replace(PROMISE, epoch=epoch, round=round_))
+    journal.close()
+    again = Journal(path)
+    assert again.signed() == {0: 7, 1: 5}
     again.close()

@@ -102,8 +102,8 @@ def test_what_the_leader_says_becomes_events() -> None:
         assert (bench.learnt, bench.run_times) == ([b"a record"], [12.5])
         end.say(Records((b"another",)))
         end.say(AttemptFailed(0, 1, 2, "why"))
-        heard = ev.LeaderHeard(LEADER.peer)
-        assert [await bench.events.get() for _ in range(3)] == [heard, heard, ev.AttemptOver(0, 1, 2, "why")]
+        heard, over = ev.LeaderHeard(LEADER.peer), ev.AttemptOver(0, 1, 2, "why", LEADER.peer)
+        assert [await bench.events.get() for _ in range(3)] == [heard, heard, over]
         assert bench.learnt == [b"a record", b"another"]
 
     play(scenario)
@@ -209,7 +209,7 @@ def test_nonsense_ends_the_line() -> None:
         end = await bench.opened()
         bad = welcome()
         end.say(Welcome(bad.leader, bad.commit, b"no ledger", (), 0.0, 1.0))
-        assert "Welcome: not a ledger" in (await bench.down())[0]
+        assert "Welcome: the ledger is not the one" in (await bench.down())[0]
         assert await end.hear() is None
 
     play(scenario)

@@ -162,9 +162,15 @@ def test_a_commit_comes_with_the_votes_whose_signatures_hold() -> None:
 
 
 def test_the_rest_is_handed_on_or_out_of_place() -> None:
-    assert opened(AttemptFailed(0, 1, 2, "why")) == ev.AttemptOver(0, 1, 2, "why")
+    assert opened(AttemptFailed(0, 1, 2, "why")) == ev.AttemptOver(0, 1, 2, "why", LEADER.peer)
     assert opened(Goodbye("ended", "over")) == ev.SaidGoodbye(Goodbye("ended", "over"), LEADER.peer)
     assert "a Records where none is due" in refused(Records(()))
+
+
+def test_a_leader_speaks_in_no_others_name() -> None:
+    assert "in the name of" in refused(Signed(seal(replace(PLAN, leader=STRANGER.peer))))
+    assert "in the name of" in refused(Signed(seal(Prepare(0, 1, 0, STRANGER.peer))))
+    assert "in the name of" in refused(Signed(seal(replace(propose(seal(PLAN), seal(deal())), leader=STRANGER.peer))))
 
 
 def test_a_head_is_the_coordinators_word_whoever_passes_it_on() -> None:
@@ -206,8 +212,8 @@ def test_commit_zero_is_the_run_keys_alone() -> None:
     ("ledger", "why"),
     [
         (replace(LEDGER, tokens=1), "not the one that the commit's body names"),
-        (b"{}", "not a ledger"),
-        (b"", "not a ledger"),
+        (b"{}", "not the one that the commit's body names"),  # they are not even read
+        (b"", "not the one that the commit's body names"),
     ],
 )
 def test_books_that_are_not_the_heads_are_refused(ledger: Ledger | bytes, why: str) -> None:

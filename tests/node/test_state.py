@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -231,6 +232,21 @@ def test_a_crash_at_any_write_leaves_a_whole_state(tmp_path: Path, monkeypatch: 
     assert digest_of(theta, momentum) == again.current.commit.digest
     assert not list(store.folder.glob("candidate-*"))
     assert (store.folder / CURRENT).read_text() == again.current.folder.name
+
+
+def test_a_state_of_a_lower_epoch_that_was_fetched_is_gone_on_with_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (store, ledger), (theirs, _) = new_store(tmp_path), new_store(tmp_path / "theirs")
+    name, _, commit, after = advance(store, ledger, epoch=1)
+    store.apply(name, commit, after)
+    name, _, commit, after = advance(theirs, ledger)
+    held = theirs.apply(name, commit, after)  # the larger branch
+    shutil.copytree(held.folder, store.incoming)
+    store.adopt((held.theta_hashes, held.momentum_hashes), commit, after)
+    again = StateStore(tmp_path / "state", GRID)
+    assert again.open() == []
+    assert again.current is not None
+    assert again.current.head == after.head
 
 
 def test_a_damaged_newest_generation_gives_way_to_the_one_before(tmp_path: Path) -> None:

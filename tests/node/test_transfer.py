@@ -202,7 +202,7 @@ def test_an_offer_that_contradicts_itself_is_passed_over(tmp_path: Path) -> None
         (replace(offer, commit=replace(offer.commit, result_hashes=hashes)), "result hashes are not those"),
         (replace(offer, theta_hashes=offer.theta_hashes[:-1]), "chunks"),
         (replace(offer, theta_hashes=offer.theta_hashes[::-1]), "digest"),
-        (replace(offer, ledger=b"{}"), "not a ledger"),
+        (replace(offer, ledger=b"{}"), "ledger is not the one"),  # it is not even read
         (replace(offer, ledger=other_ledger), "ledger is not the one"),
     ):
         scene.holders[0].state_offer = lambda caller, frozen, bad=bad: bad  # type: ignore[method-assign,misc]

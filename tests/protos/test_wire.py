@@ -246,6 +246,12 @@ def test_lists_of_the_longest_length_pass() -> None:
         encode(Fetch("state", (bytes(32),) * (limits.HASHES + 1)))
 
 
+def test_a_commit_gives_back_what_each_of_the_most_members_has_left() -> None:
+    returned = tuple(Range(20 * number, 10) for number in range(limits.MEMBERS))
+    found = dataclasses.replace(golden.body(), returned=returned)
+    assert decode(Body, encode(found)) == found
+
+
 def test_encode_takes_messages_only() -> None:
     with pytest.raises(TypeError, match="no message"):
         encode("hello")

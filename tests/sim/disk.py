@@ -16,10 +16,15 @@ class MemberDisk:
     """What survives a member's process."""
 
     record: Promise | Leave | None = None
+    signed: dict[int, int] = field(default_factory=dict)  # the last round that it signed in, by epoch
     ledger: Ledger | None = None
     commit: Commit | None = None
     results: dict[bytes, None] = field(default_factory=dict)
     revisions: dict[int, None] = field(default_factory=dict)  # of the RunSpec, beside the first
+
+    def keep(self, entry: Promise | Leave) -> None:
+        self.record = entry
+        self.signed[entry.epoch] = max(entry.round, self.signed.get(entry.epoch, -1))
 
 
 def digest_after(body_hash: bytes, body: Body, held: bytes) -> bytes:

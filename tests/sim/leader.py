@@ -75,6 +75,8 @@ class LeaderJournal:
     commits: list[tuple[Commit, bytes]]
     opened: list[Opened] = field(default_factory=list)
     promise: Promise | None = None
+    signed: dict[int, int] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)  # epochs of branches that are not followed any more
     proposals: list[Proposal] = field(default_factory=list)
     failed: list[AttemptFailed] = field(default_factory=list)
     orders: list[Ordered] = field(default_factory=list)
@@ -103,7 +105,8 @@ class LeaderProcess(Process):
         self.lines = {}
         commit, head = self.journal.commits[-1]
         ledger = self.world.chain.ledgers[head]
-        opened = [entry for entry in self.journal.opened if entry.round == ledger.round + 1]
+        gone = {epoch for epoch in self.journal.given_up if epoch > ledger.epoch}
+        opened = [each for each in self.journal.opened if each.round == ledger.round + 1 and each.epoch not in gone]
         epoch = max([ledger.epoch, *(entry.epoch for entry in opened)])
         promise = self.journal.promise
         proposal = promise.proposal if promise is not None else None
@@ -118,7 +121,8 @@ class LeaderProcess(Process):
             coordinator=self.world.coordinator,
             opened=max((entry.attempt for entry in opened if entry.epoch == epoch), default=-1),
             epoch=epoch,
-            voter=self.world.voter_type(self.name, promise),
+            numbers=self.journal.numbers(),
+            voter=self.world.voter_type(self.name, promise, signed=self.journal.signed),
             voter_body=voted,
             voter_orders=self.world.chain.orders_of(voted) if voted is not None else (),
             specs=self.world.specs,
@@ -284,6 +288,8 @@ class LeaderProcess(Process):
                 self.later(self.world.network.delay_s(), self._sought, peers)
             case Orphaned(fork):
                 kept = next(i for i, (_, hash_) in enumerate(self.journal.commits) if hash_ == fork.head)
+                for _, hash_ in self.journal.commits[kept + 1 :]:
+                    self.journal.given_up.add(self.world.chain.ledgers[hash_].epoch)
                 del self.journal.commits[kept + 1 :]
                 self.world.trace("orphaned", self.name, fork.round)
             case Ended(reason):
@@ -305,6 +311,7 @@ class LeaderProcess(Process):
                 self.journal.opened.append(entry)
             case Promise():
                 self.journal.promise = entry
+                self.journal.signed[entry.epoch] = max(entry.round, self.journal.signed.get(entry.epoch, -1))
             case Proposal():
                 self.journal.proposals.append(entry)
 

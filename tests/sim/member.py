@@ -49,7 +49,7 @@ class MemberProcess(Rows):
             self.world.spec,
             self.sealer,
             coordinator=self.world.coordinator,
-            voter=self.world.voter_type(self.name, self.disk.record),
+            voter=self.world.voter_type(self.name, self.disk.record, signed=self.disk.signed),
             ledger=self.disk.ledger,
             now=self.now(),
             observer=self.observer,
@@ -183,7 +183,7 @@ class MemberProcess(Rows):
                 pass
             case ev.Persist(entry):
                 if self.writes():
-                    self.disk.record = entry
+                    self.disk.keep(entry)
             case ev.FetchState(commit, body):
                 self.later(self._fetch_s(), self._fetch_state, commit, body)
             case ev.FetchCommits():

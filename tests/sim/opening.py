@@ -55,7 +55,7 @@ def opened(world: World, message: object, leader: PeerId) -> ev.Event | None:
                 known = world.opened_commits[id(message), leader] = (message, heard)
             return known[1]
         case AttemptFailed(epoch, round_, attempt, reason):
-            return ev.AttemptOver(epoch, round_, attempt, reason)
+            return ev.AttemptOver(epoch, round_, attempt, reason, leader)
         case Goodbye():
             return ev.SaidGoodbye(message, leader)
         case Inquiry():

@@ -29,6 +29,8 @@ HASTY = DeadlineSpec(
     gone_grace_s=0.5,
     no_progress_s=1.0,
 )
+CONTENDED = HASTY.model_copy(update={"stand_in_s": 0.05})
+"""Several lead at once: who hears the first of them must heed the others all the same, or there would be no contest."""
 CONTEST_S = 8.0
 ROUNDS_S = 15.0
 FAULTS_S = 20.0
@@ -49,7 +51,7 @@ def ballots(seed: int, **types: Any) -> World:
         h=1,
         n_chunks=1,
         start_contributors=1,
-        deadlines=HASTY,
+        deadlines=CONTENDED,
         step_s=(100.0,),
         work_s=0.005,
         fetch_s=0.01,
@@ -98,7 +100,7 @@ def rounds(seed: int, **types: Any) -> World:
         unreachable=(0,) if rng.random() < 0.2 else (),
         h=1,
         n_chunks=rng.choice([1, 2]),
-        deadlines=HASTY,
+        deadlines=CONTENDED,
         step_s=(0.2, 0.3),
         work_s=0.005,
         fetch_s=0.01,

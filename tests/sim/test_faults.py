@@ -22,6 +22,18 @@ def test_fault(case: Case) -> None:
     matrix.run(case)
 
 
+FOUND = [
+    ("REDUCE", "not_dialled", 2525196860),  # results that nobody could have were proposed again for ever
+    ("REDUCE", "rate_1mbit", 1302507649),  # who began late was never heard to have made a step before the deadline
+    ("CATCHING_UP", "rate_1mbit", 3609923937),
+]
+
+
+@pytest.mark.parametrize(("phase", "fault", "seed"), FOUND)
+def test_what_failed_once(phase: str, fault: str, seed: int) -> None:
+    matrix.run(Case(phase, fault), seed)
+
+
 @pytest.mark.sim
 @pytest.mark.parametrize("n", range(1, 4))
 @pytest.mark.parametrize("phase", PHASES)

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from coordinator.rounds.attempt import Phase
 from protos.messages import Outcome, PeerId
+from protos.orders import Kind
+from tests.coordinator.rounds.ordered import ordered
 from tests.sim.options import SHORT, Options
 from tests.sim.standing_in import StandIn
 from tests.sim.test_votes import run, run_all
 from tests.sim.watching import ROUND_S, voted
-from tests.sim.world import World, heads
+from tests.sim.world import RUN, World, heads
 
 STAND_IN_S = 6.0
 TURN_S = STAND_IN_S + SHORT.heartbeat_timeout_s + 2.0
@@ -199,6 +201,41 @@ def test_branches_that_meet_heal_and_the_larger_one_is_followed() -> None:
     assert any(body.outcome is Outcome.COMMITTED for body in orphaned)
     assert any("orphaned" in text for text in world.leader.said)
     go_on(world, 2, 4 * ROUND_S)
+
+
+def test_who_voted_on_the_branch_that_was_given_up_votes_again_on_the_other() -> None:
+    world = begun(5, minority_wait_s=15.0)
+    world.part({world.coordinator, world.member(0).name, world.member(1).name}, 90.0)
+    world.run_for(90.0)
+    assert {body.epoch for _, body, _ in world.chain.commits} == {0, 1}, "both sides have gone on"
+    assert world.run_until(lambda: all_agree(world), 90.0), told(world)
+    assert world.leader.rounds.ledger.epoch == 0
+    world.member(4).crash()  # no quorum without them now
+    go_on(world, 3, 6 * ROUND_S)
+
+
+def test_an_order_that_the_branch_which_was_given_up_has_carried_is_obeyed_on_the_other() -> None:
+    world = begun(5, minority_wait_s=15.0)
+    world.part({world.coordinator, world.member(0).name}, 90.0)
+    world.run_for(60.0)
+    evicted = world.member(4).name
+    world.leader.order(ordered(1, Kind.EVICT, peer=evicted, run=RUN))
+    assert world.run_until(lambda: world.leader.rounds.ledger.is_banned(evicted), 20.0)
+    assert world.leader.rounds.ledger.epoch == 1
+    assert world.run_until(lambda: world.leader.rounds.ledger.epoch == 0, 90.0), told(world)
+    assert world.run_until(lambda: world.leader.rounds.ledger.is_banned(evicted), 4 * ROUND_S), told(world)
+
+
+def test_a_coordinator_that_restarts_after_giving_a_branch_up_opens_no_epoch() -> None:
+    world = begun(5, minority_wait_s=15.0)
+    world.part({world.coordinator, world.member(0).name}, 90.0)
+    world.run_for(90.0)
+    given_up = {body.round for _, body, _ in world.chain.commits if body.epoch == 1}
+    leader = world.leader
+    assert world.run_until(lambda: leader.rounds.ledger.epoch == 0 and leader.rounds.ledger.round + 1 in given_up, 90.0)
+    leader.crash()
+    leader.start()
+    assert leader.rounds.ledger.epoch == 0, "the epoch was of the other branch"
 
 
 # -- many schedules --------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_who_dies_again_and_again_sits_out_more_and_more_rounds_and_comes_back()
         seated_in.append(had_seat)
         if had_seat:
             assert world.run_until(lambda: victim.session.view().step > 0, ROUND_S), story(world)
-            world.crash(victim, 1.5)
+            world.crash(victim, 2.5)
         assert world.run_until(lambda before=before: world.n_committed > before, 3 * ROUND_S), story(world)  # type: ignore[misc]
     assert seated_in.count(False) >= 2
     assert any("no seat: until round" in text for text in victim.said)

@@ -14,13 +14,16 @@ from coordinator.rounds.events import (
     Disconnected,
     Reached,
 )
-from coordinator.rounds.voting import LEADER_SLACK, RETRY_FIRST_S
+from coordinator.rounds.learning import AWAITED_MOST, LEARN_MOST_S
+from coordinator.rounds.voting import LEADER_SLACK, RETRY_FIRST_S, RETRY_MAX_S
 from protos.hashes import body_hash
 from protos.messages import (
     AttemptFailed,
     Body,
+    Deal,
     Inquiry,
     Leave,
+    MemberState,
     Plan,
     Prepare,
     Propose,
@@ -95,6 +98,49 @@ def test_a_refusal_names_a_number_that_is_passed() -> None:
     assert "promised number 7" in script.last(AttemptFailed).reason
     script.wait(RETRY_FIRST_S)
     assert script.last(Prepare).attempt == 8
+
+
+def test_one_member_can_not_use_up_a_rounds_numbers() -> None:
+    script = training(3, opened=0)
+    script.ready(*PEERS[:3])
+    for _ in range(3000):
+        script.say(PEERS[2], Refusal(0, 2, script.rounds._next_number + 10**6 - 1, "promised"))
+    assert script.phase() is Phase.PREPARE
+    assert script.rounds._next_number == 10**6 + 2
+    # Where it has moved another leader on by as much, those who are bound to that one's numbers still move this one.
+    script.say(PEERS[0], Refusal(0, 2, 10**6 + 7, "promised number 1000007"))
+    script.say(PEERS[1], Refusal(0, 2, 10**6 + 7, "promised number 1000007"))
+    script.wait(RETRY_FIRST_S)
+    assert script.last(Prepare).attempt == 10**6 + 8
+
+
+def test_who_names_higher_numbers_again_and_again_is_left_out() -> None:
+    script = training(4)
+    for _ in range(10):
+        script.ready(*PEERS[:4])
+        if script.phase() is Phase.PREPARE:
+            for peer in PEERS[:3]:
+                script.promise(peer)
+        assert script.phase() is Phase.COMMITMENT
+        script.say(PEERS[3], Refusal(0, 2, script.last(Plan).attempt + 1, "promised another number"))
+        if script.phase() is Phase.COMMITMENT:
+            break
+        script.wait(RETRY_MAX_S)
+    script.commit_to_plan(*PEERS[:3])
+    assert script.phase() is Phase.EXCHANGE
+    assert len(script.last(Deal).commitments) == 3
+
+
+def test_who_names_commits_that_never_come_is_not_waited_for_for_ever() -> None:
+    script = training(3)
+    n_waits = 0
+    for number in range(8):
+        script.beat(PEERS[2], MemberState.TRAINING, 1, head=bytes([number]) * 32, round=9)
+        n_waits += "commits after round" in script.waiting_for
+        script.wait(LEARN_MOST_S / 4)
+        script.keep_alive(*PEERS[:2])
+        script.beat(PEERS[2], MemberState.TRAINING, 1)
+    assert n_waits == AWAITED_MOST
 
 
 def test_absurd_numbers_are_not_believed() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.rounds import exchanging as exchanging_of
 from coordinator.rounds import proposing, redealing
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.events import Disconnected, Reached, Say
@@ -368,6 +369,26 @@ def test_where_two_replicas_differ_the_next_in_line_decide() -> None:
     body = proposed(script)
     assert liar not in {entry.peer for entry in body.reducers}
     assert counted(body) == set(PEERS[:6])
+
+
+def test_replicas_that_differ_on_more_chunks_than_a_redeal_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanging_of, "LACKS", 2)
+    script = exchanging(6, spec=TWICE)
+    liar = max(dealt(script), key=lambda peer: len(dealt(script)[peer]))
+    assert len(dealt(script)[liar]) > 1
+
+    def report() -> None:
+        for peer, results in sorted(script.results().items(), key=lambda item: item[0] == liar):
+            lies = tuple(replace(each, hash=NO_HASH) for each in results.results)
+            script.say(peer, replace(results, results=lies) if peer == liar else results)
+
+    report()
+    assert len(script.last(Redeal).moved) == 2
+    for _ in range(4):
+        if script.phase() is Phase.EXCHANGE:
+            report()
+    assert script.rounds._out_reducers == {liar}
+    assert liar not in {entry.peer for entry in proposed(script).reducers}
 
 
 def test_results_that_are_longer_than_any_contribution_are_not_proposed() -> None:

@@ -100,6 +100,17 @@ def test_one_proposal_a_number_and_the_same_one_as_often_as_asked() -> None:
     assert voted(voter, propose(0, name="one")) == first
 
 
+def test_what_was_signed_in_a_later_epoch_binds_nobody_in_an_earlier_one() -> None:
+    """Its branch was given up; what the voter signed in this epoch before is remembered all the same."""
+    later = Promise(1, 7, 0, COORDINATOR, NO_HASH, 0, proposal("other branch"))
+    assert isinstance(voted(Voter(ME, later), propose(0)), tuple)
+    voter = Voter(ME, later, signed={0: 1})
+    assert "older than its record" in refused(voter.prepared(prepare(1), LEDGER)).reason
+    assert voter.leave(LEDGER) is None, "it can't say what it has promised"
+    assert voter.signed == {0: 1, 1: 7}
+    assert isinstance(voted(Voter(ME, later, signed={0: 0}), propose(0)), tuple)
+
+
 def test_number_zero_is_the_coordinators() -> None:
     voter = Voter(ME, None)
     assert "coordinator's" in refused(voter.prepared(prepare(0, A), LEDGER)).reason

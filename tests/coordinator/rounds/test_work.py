@@ -40,6 +40,8 @@ AIMED = sim_spec(n_chunks=3, work=WorkSpec(batch_tokens=8, h=10, steps_min=3, ro
         (16.0, Work(10, 2)),
         (32.1, Work(10, 4)),
         (1e9, Work(10, 4)),  # batch_scale_max
+        (1.7e308, Work(10, 4)),  # a figure that its member made up
+        (5e-324, None),
     ],
 )
 def test_what_a_member_of_a_speed_is_asked_for(tokens_per_s: float, asks: Work | None) -> None:

@@ -190,7 +190,7 @@ def test_a_plan_against_a_promise_is_declined_with_the_number_to_pass() -> None:
 def test_a_lower_attempt_is_declined_while_a_higher_one_runs() -> None:
     script = Script(me=PEERS[1], voter=Voter(PEERS[1], None))
     script.train()
-    script.handle(events_of(evidence_of(LEDGER, 3, attempt=4, leader=PEERS[20]))[0])
+    script.handle(events_of(evidence_of(LEDGER, 3, attempt=4))[0])
     script.handle(events_of(evidence_of(LEDGER, 3, attempt=2))[0])
     assert script.told(Refusal) == [Refusal(0, 2, 4, "takes part in attempt 4 already")]
 
@@ -255,6 +255,16 @@ def test_a_failed_attempt_ends_its_exchange_and_keeps_delta() -> None:
     script.handle(events_of(evidence_of(LEDGER, 3, attempt=1))[0])
     assert script.effects(ev.Encode) == []
     assert len(script.told(Commitment)) == 1
+
+
+def test_an_attempt_of_another_leader_that_fails_ends_no_exchange() -> None:
+    script = Script()
+    script.train()
+    script.commit(EVIDENCE)
+    script.handle(events_of(EVIDENCE)[1])
+    script.handle(ev.AttemptOver(0, 2, 5, "no quorum of promises", PEERS[2]))
+    assert script.effects(ev.EndExchange) == []
+    assert script.state() is MemberState.EXCHANGING
 
 
 def test_a_newer_plan_ends_the_older_exchange() -> None:

@@ -91,6 +91,7 @@ def test_another_body_takes_the_candidates_place() -> None:
     first = proposed(BODY, EVIDENCE)
     script.handle(first)
     script.verify(first)
+    script.leaders_fall_silent()
     second = proposed(body_of(LEDGER, EVIDENCE, seats=PEERS[:2]), EVIDENCE, 1, PEERS[20])
     script.handle(second)
     assert len(script.effects(ev.Verify)) == 1
