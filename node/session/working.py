@@ -39,6 +39,8 @@ class Working(SessionState):
         training, ledger = self._training, self.ledger
         if training is None or ledger is None or not self._trainer_up or training.encoded or training.encoding:
             return []
+        if self._applying:  # the round is over, and the state on disk may be the next one already
+            return []
         effects: list[Effect] = []
         if not training.loaded:
             training.loaded = True

@@ -262,3 +262,18 @@ def test_moments_are_started_again_after_a_long_absence() -> None:
     script.handle(ev.CommitsFetchFailed("nobody has them", gone=True))
     script.handle(ev.StateFetched(far))
     assert script.effects(ev.LoadAnchor)[0].fresh_moments is True
+
+
+def test_a_trainer_that_comes_while_a_commit_is_applied_waits_for_the_next_round() -> None:
+    script = Script()
+    script.train()
+    heard = committed(BODY, LEDGER)
+    script.handle(heard)
+    script.handle(ev.TrainerDown("killed"))
+    script.verify(heard)
+    assert script.effects(ev.Apply)
+    script.handle(ev.TrainerUp(0, 0.0))
+    assert not script.effects(ev.LoadAnchor), "the state on disk may be the next round's already"
+    script.handle(ev.Applied(heard.commit_hash))
+    (load,) = script.effects(ev.LoadAnchor)
+    assert load.round == heard.body.round + 1
