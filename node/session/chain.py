@@ -15,7 +15,7 @@ from node.session.catching_up import CatchingUp
 from node.session.events import Effect
 from node.session.part import CombinedHere
 from protos import hashes
-from protos.messages import Body, Leave, Outcome, PeerId, Signed, Vote
+from protos.messages import Body, Leave, Outcome, PeerId, Signed, Standing, Vote
 
 
 class Chain(CatchingUp):
@@ -163,6 +163,10 @@ class Chain(CatchingUp):
         self.ledger = after
         self._commit, self._after, self._applying = None, None, False
         self._caught_up_to(after)
+        put_out = next((change for change in heard.body.standing if change.peer == self.me), None)
+        if put_out is not None and put_out.standing is Standing.BANNED:  # said here too: the line may close without it
+            why = f": {put_out.reason}" if put_out.reason else ""
+            return [*self._moved(), ev.Stop(5, f"this peer has been evicted from the run{why}")]
         mine = next((entry for entry in heard.body.members if entry.peer == self.me), None)
         effects: list[Effect] = []
         if mine is not None and mine.counted:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.network import Network, counted
+
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(240)]
 
 FIVE_MINUTES_S = 300
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         made.wait_for(lambda rows: any(len(counted(row)) == 4 for row in rows), limit_s=180)
         yield made
     assert left_over(made.folder) == []
+
+
+def offline(network: Network, name: str) -> None:
+    """Returns once the node knows that its leader is away: until then it would tell it."""
+    ends_at = time.monotonic() + 30
+    while network.status(name)["state"] != "offline":
+        assert time.monotonic() < ends_at
 
 
 def rows_after(network: Network) -> int:
@@ -136,6 +144,7 @@ def test_without_a_leader_it_keeps_its_seat(network: Network) -> None:
     """Last: it ends the coordinator."""
     processes, peer = family(network, "bob"), network.peer("bob")
     network.kill_coordinator()
+    offline(network, "bob")
     network.nodes["bob"].send_signal(signal.SIGTERM)
     assert network.nodes.pop("bob").wait(GONE_S) == 0
     assert ended(processes)

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.network import Network, children_of, counted
 from tests.e2e.runs import COORDINATOR, NODE, left_over, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
 def test_killed_nodes_and_a_killed_coordinator_come_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.simulation import Simulation, Status, exchanging, history, in_training
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 ROUNDS, STEPS = 3, 50
 FIXED = (

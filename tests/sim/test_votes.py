@@ -69,6 +69,7 @@ def test_any_contest(seed: int) -> None:
 
 
 @pytest.mark.sim
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_many_contests() -> None:
     assert run_all("ballots", range(1_000, 10_500)) > 3_000

@@ -12,12 +12,12 @@ from coordinator.rounds.orders import Orders
 from coordinator.rounds.proposing import build_body
 from node.session import events as ev
 from protos.hashes import body_hash
-from protos.messages import Body, MemberState, PeerId, Refusal, StateDigest, Vote
+from protos.messages import Body, MemberState, PeerId, Refusal, Standing, StandingChange, StateDigest, Vote
 from protos.orders import Kind, OpenedOrder
 from protos.runspec import RunSpec
 from tests.coordinator.rounds.cases import COORDINATOR, NO_HASH, PEERS, REGISTRY, SPEC
 from tests.coordinator.rounds.ordered import amended, ordered
-from tests.node.session.member_script import LEDGER, Script, committed, follow, proposed
+from tests.node.session.member_script import BODY, LEDGER, ME, Script, committed, follow, proposed
 
 PAUSE = ordered(1, Kind.PAUSE)
 SPEC2 = amended(work={"h": 2})
@@ -224,3 +224,21 @@ def test_an_order_that_can_not_be_obeyed_is_refused_before_anything_is_restored(
     script.handle(asked(body, order))
     assert not script.effects(ev.Restore)
     assert why in script.told(Refusal)[0].reason
+
+
+def test_who_is_evicted_ends_with_the_reason_whatever_becomes_of_its_line() -> None:
+    body = replace(
+        BODY,
+        standing=(StandingChange(ME, Standing.BANNED, "it lies"),),
+        seats=tuple(seat for seat in BODY.seats if seat.peer != ME),
+        voters=tuple(peer for peer in BODY.voters if peer != ME),
+    )
+    script = Script()
+    script.train()
+    body = replace(body, ledger_hash=fold(LEDGER, body).hash())
+    heard = committed(body, LEDGER)
+    script.handle(heard)
+    script.verify(heard)
+    script.handle(ev.Applied(heard.commit_hash))
+    (stop,) = script.effects(ev.Stop)
+    assert (stop.code, stop.reason) == (5, "this peer has been evicted from the run: it lies")
