@@ -227,6 +227,7 @@ def test_many_worlds_recover() -> None:
 
 
 @pytest.mark.sim
+@pytest.mark.long
 def test_a_thousand_members() -> None:
     world = World(
         Options(n_members=1000, n_chunks=16, h=10, step_s=(1.0, 1.3, 0.8), relay=True, checks=False, replicas=2)
