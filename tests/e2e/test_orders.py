@@ -205,5 +205,4 @@ def test_every_order_in_turn(running: Running) -> None:
     for name in ("a", "b"):
         assert running.exit_code(name) == 0
         assert "that was all" in (running.base / f"{name}.log").read_text()
-    kinds = [row["reason"] for row in running.rows() if "operator's order" in row["reason"]]
-    assert kinds[-1] == "by the operator's order 9: end"
+    assert running.status()["n_orders"] == 9, "by a commit of its own, or by the one that was under way"
