@@ -65,12 +65,17 @@ class SimulateOptions:
     sets: tuple[str, ...] = ()
 
     def settings(self) -> list[str]:
-        """As `--set` words: a simulation's own first, so that the user's stand over them."""
+        """As `--set` words: a simulation's own first, so that the user's stand over them.
+
+        All nodes share one machine, so who is the last of them says how its cores were shared out and nothing else:
+        nobody's training is cut short, and what counts doesn't hang on what else the machine was doing.
+        """
         words = [
             f"membership.start_contributors={self.nodes}",
             f"work.end_rounds={self.rounds}",
             f"seed={self.seed}",
             "deadlines.heartbeat_s=0.5",
+            "deadlines.deadline_k=0",
             "name=simulation",
             "rule.degraded=true",
         ]

@@ -76,7 +76,9 @@ class Fetcher:
         self._moves = False
         sizes = frame_sizes(store.grid, codec.result_codec(spec.codec.name), spec.codec.block)
         self._round_bytes = sum(sizes)
-        self._gatherer = Gatherer(me, spec, peers=peers, whereabouts=whereabouts, results=results, lied=self._lied)
+        self._gatherer = Gatherer(
+            me, spec, peers=peers, whereabouts=whereabouts, results=results, lied=self._lied, seconds=seconds
+        )
 
     def amend(self, spec: RunSpec) -> None:
         """Other settings are in force."""

@@ -16,6 +16,9 @@ from node.whereabouts import Whereabouts
 from protos.messages import PeerId
 from protos.runspec import RunSpec
 
+AVOIDED_S = 60.0
+"""So long who could not be reached, or gave nothing, is asked after all others."""
+
 
 class Lacks:
     """Which results peers have said that they don't hold: they are not asked for them again."""
@@ -37,6 +40,7 @@ class Gatherer:
     Args:
         me: this member, who is never asked.
         lied: told of who sent something else than it said, and what.
+        seconds: a clock.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class Gatherer:
         whereabouts: Whereabouts,
         results: ResultsStore,
         lied: Callable[[PeerId, str], None],
+        seconds: Callable[[], float],
     ) -> None:
-        self._me, self._spec = me, spec
+        self._me, self._spec, self._seconds = me, spec, seconds
+        self._failed: dict[PeerId, float] = {}  # when
         self._peers, self._whereabouts, self._results, self._lied = peers, whereabouts, results, lied
         self._codec = codec.result_codec(spec.codec.name)
         self._turn = int.from_bytes(tagged_hash("turn", me.encode())[:4])
@@ -57,45 +63,58 @@ class Gatherer:
     async def one_pass(
         self, area: ResultsArea, verify: Verify, missing: Sequence[int], lacks: Lacks, *, exchange: bool
     ) -> str:
-        """Ask each source in turn for what is still missing; the last failure, or an empty string if all is here.
+        """Ask one source after the other for what is missing; the last failure, or an empty string if all is here.
 
-        Holders are asked in an order of their own for each chunk, so that they share the work.
+        Holders are asked in an order of their own for each chunk, so that they share the work, and a chunk whose source
+        has failed goes on to its next one whatever the other chunks wait for.
         """
-        left = dict.fromkeys(missing)
+        line = self._line(verify)
+        sources = {chunk: iter(line(chunk)) for chunk in missing}
         faults: list[str] = []
-        lines = self._lines(verify)
-        n_sources = max((len(lines(chunk)) for chunk in missing), default=0)
-        for turn in range(n_sources):
+
+        async def ask(chunks: Sequence[int]) -> None:
             asked: dict[PeerId, list[int]] = {}
-            for chunk in left:
-                line = lines(chunk)
-                if turn < len(line) and (line[turn], verify.result_hashes[chunk]) not in lacks:
-                    asked.setdefault(line[turn], []).append(chunk)
-            outcomes = await asyncio.gather(
-                *(self._from(peer, area, verify, chunks, lacks, exchange) for peer, chunks in sorted(asked.items()))
-            )
-            faults += [outcome for outcome in outcomes if outcome]
-            left = dict.fromkeys(area.missing(verify.result_hashes))
-            if not left:
-                return ""
+            for chunk in chunks:
+                hash_ = verify.result_hashes[chunk]
+                peer = next((peer for peer in sources[chunk] if (peer, hash_) not in lacks), None)
+                if peer is not None:
+                    asked.setdefault(peer, []).append(chunk)
+            await asyncio.gather(*(ask_one(peer, its) for peer, its in sorted(asked.items())))
+
+        async def ask_one(peer: PeerId, chunks: list[int]) -> None:
+            if fault := await self._from(peer, area, verify, chunks, lacks, exchange):
+                faults.append(fault)
+                still = dict.fromkeys(area.missing(verify.result_hashes))
+                await ask([chunk for chunk in chunks if chunk in still])
+
+        await ask(missing)
+        if not area.missing(verify.result_hashes):
+            return ""
         return faults[-1] if faults else "nobody who could hold the results is known"
 
     def nobody_left(self, verify: Verify, missing: Sequence[int], lacks: Lacks) -> bool:
         """Whether all who might have had something of this have said that they don't."""
-        lines = self._lines(verify)
-        return any(all((peer, verify.result_hashes[chunk]) in lacks for peer in lines(chunk)) for chunk in missing)
+        line = self._line(verify)
+        return any(all((peer, verify.result_hashes[chunk]) in lacks for peer in line(chunk)) for chunk in missing)
 
-    def _lines(self, verify: Verify) -> Callable[[int], tuple[PeerId, ...]]:
-        """Per chunk whom to ask, in order: its reducers, then who may hold it, from another one on for each chunk."""
+    def _line(self, verify: Verify) -> Callable[[int], Sequence[PeerId]]:
+        """Per chunk whom to ask, in order: its reducers, then who may hold it, from another one on for each chunk.
+
+        Who is known to be somewhere goes before those that the DHT would have to be asked for, and both before who
+        failed lately: each round of a long absence is asked for anew, and would pay for them again.
+        """
+        now_s = self._seconds()
+        self._failed = {peer: at_s for peer, at_s in self._failed.items() if now_s - at_s < AVOIDED_S}
         holders = tuple(peer for peer in dict.fromkeys(verify.holders) if peer != self._me)
         turned = [(*holders[turn:], *holders[:turn]) for turn in range(len(holders))] or [()]
 
-        def line(chunk: int) -> tuple[PeerId, ...]:
+        def last(peer: PeerId) -> tuple[bool, bool]:
+            return peer in self._failed, self._whereabouts.of(peer) is None
+
+        def line(chunk: int) -> Sequence[PeerId]:
             reducers = verify.reducers[chunk] if chunk < len(verify.reducers) else ()
             others = turned[(self._turn + chunk) % len(turned)]
-            if not reducers:
-                return others
-            return tuple(peer for peer in dict.fromkeys((*reducers, *others)) if peer != self._me)
+            return sorted((peer for peer in dict.fromkeys((*reducers, *others)) if peer != self._me), key=last)
 
         return line
 
@@ -120,7 +139,9 @@ class Gatherer:
                 peer, addresses, "result", list(wanted), max_bytes, sink, exchange=exchange
             )
         except PeerFailed as error:
+            self._failed[peer] = self._seconds()
             return f"{peer[-6:]}: {error.why}"
+        self._failed.pop(peer, None)
         lacks.note(peer, missing)
         return f"{peer[-6:]}: {len(missing)} results are not there" if missing else ""
 

@@ -39,7 +39,6 @@ def full(rows: Rows, n: int) -> list[set[str]]:
     return [members for row in rows if len(members := counted(row)) >= n]
 
 
-@pytest.mark.long
 def test_two_nodes_behind_two_routers_count_in_every_round(nat: labs.Lab, tmp_path: Path) -> None:
     with Distant(nat, tmp_path, *SHORT) as network:
         assert nat.address("c0") in network.invite
