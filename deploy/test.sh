@@ -10,8 +10,20 @@ bash deploy/install.sh test
 # Two processes side by side on two cores: more threads each would only wait for one another.
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 python=${BARNRAISE_VENV:-.venv}/bin/python
-if [ "${1:-}" = --long ]; then
-  shift
-  exec "$python" -m pytest "$@"
-fi
-exec "$python" -m pytest -m "not long" "$@"
+pytest() { "$python" -m pytest "$@"; }
+side_by_side=(-n logical --maxprocesses 4 --dist worksteal)
+
+case "${1:-}" in
+  "")
+    pytest "${side_by_side[@]}" -m "not long and not e2e"
+    # Real processes with their deadlines have the machine to themselves.
+    pytest -m "e2e and not long"
+    ;;
+  --long)
+    shift
+    pytest "$@"
+    ;;
+  *)
+    pytest -m "not long" "$@"
+    ;;
+esac

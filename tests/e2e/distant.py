@@ -16,7 +16,7 @@ from coordinator.folder import RunFolder
 from node.control import ask
 from node.identity import KEY_FILE, load
 from tests.e2e.lab import Lab
-from tests.e2e.runs import COORDINATOR, NODE, environment, run
+from tests.e2e.runs import COORDINATOR, NODE, end_all, environment, found, serving
 
 STOP_S = 25.0
 LOOK_S = 0.1
@@ -37,50 +37,23 @@ class Distant:
 
     def __init__(self, lab: Lab, folder: Path, *settings: str, host: str = "c0", serve: Sequence[str] = ()) -> None:
         self.lab, self.folder, self.host, self._serve = lab, folder, host, tuple(serve)
-        text = folder / "text"
-        text.mkdir(parents=True)
-        for index in range(8):
-            (text / f"{index}.txt").write_text("".join(f"{index}: line {line * index}\n" for line in range(6000)))
-        sets = [word for setting in ("rule.degraded=true", *settings) for word in ("--set", setting)]
-        made = run(*COORDINATOR, "init", "--data", self.run_folder, "--data-path", text, *sets)
-        assert made.code == 0, made.err
+        self.run_folder = found(folder, settings)
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._hosts: dict[str, str] = {}
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.invite = ""
-
-    @property
-    def run_folder(self) -> Path:
-        return self.folder / "run"
 
     def __enter__(self) -> Distant:
         self.serve()
         return self
 
     def __exit__(self, *_: object) -> None:
-        processes = [*self.nodes.values(), *([self.coordinator] if self.coordinator else [])]
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in processes:
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-            finally:
-                if process.stdout is not None:
-                    process.stdout.close()
+        end_all([*self.nodes.values(), *([self.coordinator] if self.coordinator else [])], STOP_S)
 
     def serve(self) -> None:
         """Start the coordinator on its host, as an operator would, and take the invite that it prints."""
         command = self.lab.within(self.host, *COORDINATOR, "serve", "--data", str(self.run_folder), *self._serve)
-        with (self.folder / "coordinator.log").open("ab") as log:
-            self.coordinator = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment())
-        assert self.coordinator.stdout is not None
-        first = self.coordinator.stdout.readline().decode()
-        assert first.startswith("invite "), self.log("coordinator")
-        self.invite = first.split()[1]
+        self.coordinator, self.invite = serving(command, self.folder / "coordinator.log")
 
     def join(self, name: str, *words: str, host: str = "", invite: str = "") -> None:
         """Start a node, in the folder of its name; on the host of the same name unless another is named."""

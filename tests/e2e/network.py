@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.runs import COORDINATOR, NODE, environment, run
+from tests.e2e.runs import COORDINATOR, NODE, end_all, environment, found, run, serving
 
 STOP_S = 20.0
 Rows = list[dict[str, Any]]
@@ -28,50 +27,24 @@ class Network:
 
     def __init__(self, folder: Path, *settings: str, serve: Sequence[str] = ()) -> None:
         self.folder, self._serve = folder, tuple(serve)
-        text = folder / "text"
-        text.mkdir(parents=True)
-        for index in range(8):
-            (text / f"{index}.txt").write_text("".join(f"{index}: line {line * index}\n" for line in range(6000)))
-        sets = [word for setting in ("rule.degraded=true", *settings) for word in ("--set", setting)]
-        made = run(*COORDINATOR, "init", "--data", self.run_folder, "--data-path", text, *sets)
-        assert made.code == 0, made.err
+        self.run_folder = found(folder, settings)
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.invite = ""
-
-    @property
-    def run_folder(self) -> Path:
-        return self.folder / "run"
 
     def __enter__(self) -> Network:
         self.serve()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in (*self.nodes.values(), *([self.coordinator] if self.coordinator else [])):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in (*self.nodes.values(), *([self.coordinator] if self.coordinator else [])):
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-            finally:
-                if process.stdout is not None:
-                    process.stdout.close()
+        end_all([*self.nodes.values(), *([self.coordinator] if self.coordinator else [])], STOP_S)
 
     def serve(self) -> None:
         """Start the coordinator, again on the ports of the last time, and wait for its invite."""
         words = [*COORDINATOR, "serve", "--data", str(self.run_folder), *self._serve]
         if not self.invite:
             words += [word for name in ("--http", "--listen", "--dht") for word in (name, "127.0.0.1:0")]
-        with (self.folder / "coordinator.log").open("ab") as log:
-            self.coordinator = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environment())
-        assert self.coordinator.stdout is not None
-        first = self.coordinator.stdout.readline().decode()
-        assert first.startswith("invite "), self.log("coordinator")
-        self.invite = first.split()[1]
+        self.coordinator, self.invite = serving(words, self.folder / "coordinator.log")
 
     def join(self, name: str, *words: str) -> None:
         """Start a node, in the folder of its name."""

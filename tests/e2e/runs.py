@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,44 @@ def environment() -> dict[str, str]:
 def simulate(data: Path, *words: str, limit_s: float = LIMIT_S) -> Any:
     """A whole run in a folder; its JSON document."""
     return run(*COORDINATOR, "simulate", "--json", "--data", data, *words, limit_s=limit_s).document()
+
+
+def found(folder: Path, settings: Sequence[str]) -> Path:
+    """A run's folder, made by `coordinator init` in this one with `--set` words, on a text that compresses well."""
+    text, made = folder / "text", folder / "run"
+    text.mkdir(parents=True)
+    for index in range(8):
+        (text / f"{index}.txt").write_text("".join(f"{index}: line {line * index}\n" for line in range(6000)))
+    sets = [word for setting in ("rule.degraded=true", *settings) for word in ("--set", setting)]
+    ended = run(*COORDINATOR, "init", "--data", made, "--data-path", text, *sets)
+    assert ended.code == 0, ended.err
+    return made
+
+
+def serving(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """A started coordinator and the invite that it prints; what it says goes to the log."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, env=environment())
+    assert process.stdout is not None
+    first = process.stdout.readline().decode()
+    assert first.startswith("invite "), log.read_text()[-3000:]
+    return process, first.split()[1]
+
+
+def end_all(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+    """SIGTERM for all that still run; one that is not gone in time is killed and fails the test."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def ledger(data: Path) -> list[dict[str, Any]]:

@@ -220,6 +220,7 @@ def test_some_worlds_recover() -> None:
         assert_recovers(seed)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.sim
 def test_many_worlds_recover() -> None:
     for seed in range(1_000, 1_500):
@@ -237,6 +238,7 @@ def test_a_thousand_members() -> None:
     assert len({member.disk.ledger.head for member in world.members.values() if member.disk.ledger}) <= 2
 
 
+@pytest.mark.timeout(600)
 def test_a_hundred_members() -> None:
     world = World(Options(n_members=100, n_chunks=8, h=4, relay=True)).start()
     assert world.run_until(lambda: world.n_committed >= 1, 60.0), story(world)
