@@ -1,6 +1,7 @@
 """ROUND: one commit as one JSON object, what it says and beside it what was observed of its round.
 
-What is observed (`val_loss`, `seconds`, `bytes_*`) is outside the commit's hash and null until known.
+What is observed (`val_loss`, `seconds`, `bytes_*`, `idle_*`, `worked_s`) is outside the commit's hash and null until
+known.
 """
 
 from __future__ import annotations
@@ -134,11 +135,20 @@ def _member(member: MemberEntry, report: Mapping[str, Any] | None) -> dict[str, 
         "bytes_sent": report["bytes_sent"] if report else None,
         "bytes_received": report["bytes_received"] if report else None,
         # beside the contract's keys
+        **_idle(report or {}),
         "batches": [[span.start, span.count] for span in member.used],
         "sum_lr": member.sum_lr,
         "delta_norm": member.delta_norm,
         "inner_loss": member.inner_loss,
     }
+
+
+def _idle(report: Mapping[str, Any]) -> dict[str, float | None]:
+    """How the member's trainer spent the round; reports of before this was measured don't say."""
+    idle_s, worked_s = report.get("idle_s"), report.get("worked_s")
+    if idle_s is None or worked_s is None or idle_s + worked_s <= 0:
+        return {"idle_s": None, "worked_s": None, "idle_share": None}
+    return {"idle_s": idle_s, "worked_s": worked_s, "idle_share": round(idle_s / (idle_s + worked_s), 4)}
 
 
 def _inner_loss(counted: Sequence[MemberEntry]) -> float | None:

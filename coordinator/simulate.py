@@ -46,6 +46,8 @@ ENDS_S = 5.0
 STOP_NODES_S = 2.5
 STOP_S = 5.0
 NODES_MOST = 64
+DATA_CACHE = "256MiB"
+"""What each node lays in of the training data: they all lie on one disk, beside the whole of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,7 @@ async def _start_node(run: _Run, number: int) -> None:
         "join",
         run.serving.invite,
         *("--data", str(place)),
-        *("--threads", "1", "--device", "cpu"),
+        *("--threads", "1", "--device", "cpu", "--data-cache", DATA_CACHE),
         *("--listen", ANY_PORT, "--dht", ANY_PORT),
         "-v",
     ]

@@ -26,7 +26,7 @@ from node import identity as identities
 from node import memory
 from node.addressbook import AddressBook
 from node.admission import Admission, addresses_now, admit, revision_now
-from node.blocks import HttpSource, PeerSource, PieceStore
+from node.blocks import PieceStore
 from node.commits import CommitLog
 from node.config import NodeOptions
 from node.control import ControlServer
@@ -58,24 +58,28 @@ from node.selfline import SelfOpener
 from node.session import events as ev
 from node.session.catching_up import commits_kept
 from node.session.machine import Session
+from node.sources import HttpSource, PeerSource
 from node.specs import SpecsFolder
 from node.stages import Stages
 from node.state import StateStore
 from node.status import status_of
+from node.stocking import Stocker
 from node.training.link import Start, Trainer
 from node.training.process import TrainerProcess
 from node.training.shared import frame_sizes
 from node.training.supervisor import Supervisor
+from node.training.utilisation import flops_per_token, utilisation
 from node.whereabouts import Whereabouts
 from node.wishes import Wishes
 from protos import hashes, limits, wire
-from protos.messages import Commit, Hello, PeerId, Standing
+from protos.messages import Commit, Hello, MemberState, PeerId, Standing
 from protos.runspec import RunSpec
 from protos.sealer import KeySealer
 from protos.signing import Identity
 
 PUBLISH_S = 60.0
 ALONE_FIRST_S = 0.5
+ROUND_NEEDS_LINE = (MemberState.JOINING, MemberState.EXCHANGING, MemberState.VOTING)
 TOKEN_FILE = "observer-token"
 
 
@@ -268,8 +272,13 @@ class _Node:
             []
             if options.observer
             else [
-                PeerSource(peers, landmarks.donors),
-                HttpSource(options.invite.hosts),
+                PeerSource(
+                    peers,
+                    lambda: landmarks.find_donors(session.ledger.voters if session.ledger else ()),
+                    lambda: landmarks.observer,
+                    self._seconds,
+                ),
+                HttpSource(options.invite.hosts, self._seconds, down=line_use["down"], traffic=traffic),
             ],
         )
         await asyncio.to_thread(pieces.open)
@@ -460,11 +469,13 @@ class _Node:
                 case "status":
                     seen = view()
                     since_s = self._seconds() - seen.since
-                    return status_of(seen, run, me, traffic, stages, since_s) | {
+                    mfu = utilisation(seen.tokens_per_s, flops_per_token(spec), supervisor.peak_flops)
+                    return status_of(seen, run, me, traffic, stages, since_s, mfu) | {
                         "trainer_restarts": supervisor.n_restarts,
                         "trainer_last_end": supervisor.last_end,
                         "checkpoint": supervisor.checkpoint,
                         "checkpoint_problem": supervisor.checkpoint_problem,
+                        "training_data": stocker.status(),
                         "data": str(options.data),
                         "tasks": len(asyncio.all_tasks()),
                     }
@@ -478,6 +489,22 @@ class _Node:
                 case _:
                     raise KeyError(word)
 
+        def line_is_free() -> bool:
+            """Whether now is a time for what can wait."""
+            seen = session.view()
+            return driver.exchanging is None and seen.state not in ROUND_NEEDS_LINE and "user" not in seen.paused_by
+
+        stocker = Stocker(
+            me,
+            pieces,
+            spec=lambda: session.spec,
+            ledger=lambda: session.ledger,
+            reachable=lambda: [each.peer for each in whereabouts.reachable() if each.peer != landmarks.observer],
+            quiet=line_is_free,
+            cache_bytes=options.data_cache,
+            seconds=self._seconds,
+            say=self._say,
+        )
         wishes = Wishes(options.data)
         if wishes.paused and not options.observer:
             self._say("paused, as it was before it ended; go on with: node resume")
@@ -493,8 +520,7 @@ class _Node:
         tasks = [supervisor.run(), line.run(), publish(), book.run()]
         if self._outside.owns_process:
             tasks.append(display.run())
-        if options.observer:
-            tasks.append(evaluator.run())
+        tasks.append(evaluator.run() if options.observer else stocker.run())
         return await until_stopped(driver, tasks)
 
     # -- small things -----------------------------------------------------------------------------------------

@@ -91,6 +91,9 @@ def join(
     name: Annotated[str, typer.Option(help="What others see this node called.")] = "",
     max_up: Annotated[str, typer.Option(metavar="RATE", help="Send at most so much: 5M (bytes/s), 20Mbit.")] = "",
     max_down: Annotated[str, typer.Option(metavar="RATE", help="Receive at most so much: 5M (bytes/s), 20Mbit.")] = "",
+    data_cache: Annotated[
+        str, typer.Option(metavar="SIZE", help="Keep at most so much training data (8GiB): 500M, 2TiB; 0: only leases.")
+    ] = "",
     verbose: Verbose = False,
     parent_pid: ParentPid = 0,
     clock_offset: ClockOffset = 0.0,
@@ -98,7 +101,7 @@ def join(
     """Take part until told to leave, or for N rounds."""
 
     def begin() -> Coroutine[Any, Any, str]:
-        from node.config import NodeOptions, read_invite, read_rate
+        from node.config import DATA_CACHE_BYTES, NodeOptions, read_invite, read_rate, read_size
 
         _check_device(device)
         parsed = read_invite(invite)  # before anything large is loaded
@@ -113,6 +116,7 @@ def join(
             name=name,
             max_up=read_rate(max_up, "--max-up") if max_up else None,
             max_down=read_rate(max_down, "--max-down") if max_down else None,
+            data_cache=read_size(data_cache, "--data-cache") if data_cache else DATA_CACHE_BYTES,
         )
         from node.app import clocks_off_by
         from node.app import join as run_node

@@ -12,10 +12,12 @@ from protos.invite import Invite, InviteError, check_host_port, parse
 
 ANY_PORT = "0.0.0.0:0"
 NAME_CHARS_MAX = 32
+DATA_CACHE_BYTES = 8 * 2**30
 
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?(|[kKMG]|[kKMG]?B|[kKMG]iB|[kKMG]?bit)(?:/s|ps)?")
-_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
-_BINARY = {"k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([kKMGT]?)(i?)(B?)")
+_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"k": 2**10, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class NodeOptions:
     """The most bytes a second that this node sends to others, all of them together; None: as many as the line takes."""
     max_down: int | None = None
     """The same for what it receives."""
+    data_cache: int = DATA_CACHE_BYTES
+    """Bytes of the training data that this node keeps, those of its lease included, which alone may be more."""
     run_dir: Path | None = None
     """The run's own folder: this node is its observer."""
 
@@ -82,6 +86,14 @@ def read_rate(text: str, option: str) -> int:
     if unit.endswith("bit"):
         return int(amount * _FACTORS[unit.removesuffix("bit")] / 8)
     return int(amount * _FACTORS[unit.removesuffix("B")])
+
+
+def read_size(text: str, option: str) -> int:
+    """Bytes of words such as 8G, 500MB or 1.5GiB. Raises ConfigError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not (found[2] and found[4])):
+        raise ConfigError(f"{option} {text} is no size", "write it as 8GiB, 500M or 2T")
+    return int(float(found[1]) * (_BINARY if found[3] else _FACTORS)[found[2]])
 
 
 def _checked(value: str, option: str) -> None:

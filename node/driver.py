@@ -339,6 +339,7 @@ class Driver:
         before = self._exchange_bytes
         self._exchange_bytes = (sent, received)
         self._contribution = None
+        idle = self.session.idle_in(effect.body.round, self._now())
         report = ExchangeReport(
             effect.body.epoch,
             effect.body.round,
@@ -347,6 +348,8 @@ class Driver:
             self._took_s.pop("train", 0.0),
             self._took_s.pop("exchange", 0.0),
             self._took_s.pop("apply", 0.0),
+            idle.idle_s,
+            idle.worked_s,
         )
         await self._tell(report)
         self._parts.applied()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from node.errors import DiskFull, MachineError
+
+_PUNCH_KEEP_SIZE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_PAGE_BYTES = 4096
 
 
 def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -80,6 +84,28 @@ def write_all(file: int, data: memoryview | bytes, offset: int) -> None:
     done = 0
     while done < len(view):
         done += os.pwrite(file, view[done:], offset + done)
+
+
+def punch(path: Path, offset: int, n_bytes: int) -> None:
+    """Give the room of a part of a file back to the disk; it reads as zeros then. Raises OSError where that can't be.
+
+    Python has no `fallocate` with a mode, so this is the C library's, which only Linux has.
+    """
+    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if fallocate is None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    with path.open("r+b") as file:
+        if fallocate(file.fileno(), _PUNCH_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(n_bytes)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def can_punch(path: Path) -> bool:
+    """Whether `punch` works on this file. It is tried beyond the end: that takes nothing away, and no room to try."""
+    try:
+        punch(path, path.stat().st_size + _PAGE_BYTES, _PAGE_BYTES)
+    except OSError:
+        return False
+    return True
 
 
 def check_room(folder: Path, needed_bytes: int, what: str) -> None:

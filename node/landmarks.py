@@ -52,6 +52,11 @@ class Landmarks:
         addresses = self._addresses if self._n_lines == 1 else await self.look()
         return self._coordinator, addresses.grpc
 
+    @property
+    def observer(self) -> PeerId:
+        """As last told; empty if nobody has."""
+        return self._addresses.observer
+
     def donors(self) -> list[tuple[PeerId, Sequence[str]]]:
         """Whom to ask for what is the run's, with addresses: the observer first, then all that can be reached."""
         records = [record for record in self._whereabouts.reachable() if record.peer != self._me]

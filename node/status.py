@@ -10,7 +10,9 @@ from node.stages import Stages
 from protos.messages import PeerId
 
 
-def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, stages: Stages, since_s: float) -> dict[str, Any]:
+def status_of(
+    view: View, run: PeerId, me: PeerId, traffic: Traffic, stages: Stages, since_s: float, mfu: float | None = None
+) -> dict[str, Any]:
     """One node now; `since_s` is how long it has been in this state. What is not measured is null."""
     return {
         "peer": me,
@@ -30,7 +32,7 @@ def status_of(view: View, run: PeerId, me: PeerId, traffic: Traffic, stages: Sta
         "reachable": view.reachable,
         "role": view.role,
         "leader": view.leader or None,
-        "mfu": None,
+        "mfu": round(mfu, 4) if mfu is not None else None,
         "idle_share": round(view.idle_share, 4) if view.idle_share is not None else None,
         "bytes_sent": traffic.sent,
         "bytes_received": traffic.received,

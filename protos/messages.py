@@ -581,7 +581,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeReport:
-    """What one member's exchange streams carried in a round, measured at the transport; an observation."""
+    """What one member's exchange streams carried in a round, measured at the transport, and how its trainer spent it,
+    measured by its session; an observation.
+
+    Seconds in which the trainer had nothing to do and in which it worked, from the commit before to this one; its
+    owner's pauses are in neither. Both are 0 where nothing was measured, or where an older node reports.
+    """
 
     epoch: int
     round: int
@@ -590,6 +595,8 @@ class ExchangeReport:
     train_s: float
     exchange_s: float
     apply_s: float
+    idle_s: float = 0.0
+    worked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,9 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class ExchangeReport(_message.Message):
-    """What one member's exchange streams carried in a round, measured at the transport; an observation."""
+    """What one member's exchange streams carried in a round, measured at the transport, and how its trainer spent it,
+    measured by its session; an observation.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -85,6 +87,8 @@ class ExchangeReport(_message.Message):
     TRAIN_S_FIELD_NUMBER: _builtins.int
     EXCHANGE_S_FIELD_NUMBER: _builtins.int
     APPLY_S_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    WORKED_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     round: _builtins.int
     bytes_sent: _builtins.int
@@ -92,6 +96,9 @@ class ExchangeReport(_message.Message):
     train_s: _builtins.float
     exchange_s: _builtins.float
     apply_s: _builtins.float
+    idle_s: _builtins.float
+    """both 0: not measured"""
+    worked_s: _builtins.float
     def __init__(
         self,
         *,
@@ -102,10 +109,12 @@ class ExchangeReport(_message.Message):
         train_s: _builtins.float = ...,
         exchange_s: _builtins.float = ...,
         apply_s: _builtins.float = ...,
+        idle_s: _builtins.float = ...,
+        worked_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "epoch", b"epoch", "exchange_s", b"exchange_s", "round", b"round", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "epoch", b"epoch", "exchange_s", b"exchange_s", "idle_s", b"idle_s", "round", b"round", "train_s", b"train_s", "worked_s", b"worked_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ class Observing:
             return []
         match message:
             case ExchangeReport():
-                spans_s = (message.train_s, message.exchange_s, message.apply_s)
+                spans_s = (message.train_s, message.exchange_s, message.apply_s, message.idle_s, message.worked_s)
                 if not all(0 <= span_s <= LONGEST_S for span_s in spans_s):
                     return []
                 content = {
@@ -47,6 +47,8 @@ class Observing:
                     "exchange_s": message.exchange_s,
                     "apply_s": message.apply_s,
                 }
+                if message.idle_s or message.worked_s:  # an older node measures neither
+                    content |= {"idle_s": message.idle_s, "worked_s": message.worked_s}
                 return self._once(Observation("report", peer, round_subject(message.epoch, message.round), content))
             case Evaluation():
                 if not 0 <= message.val_loss <= LOSS_MOST or not message.n_tokens:

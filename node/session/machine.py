@@ -12,6 +12,7 @@ from coordinator.rounds import work
 from coordinator.rounds.events import Instant
 from node.session import events as ev
 from node.session.events import Effect, Event
+from node.session.idle import Idle
 from node.session.voting import Voting
 from protos.messages import (
     Heartbeat,
@@ -85,6 +86,10 @@ class Session(Voting):
         if part is None or part.exchange is None or part.planned.plan_hash != plan_hash:
             return "not of the current attempt"
         return part.exchange.admit(sender, chunk, n_bytes)
+
+    def idle_in(self, round_: int, now: Instant) -> Idle:
+        """How its trainer has spent this round until now, for the round's report; nothing of any other round."""
+        return self._idle.in_round(round_, now)
 
     def view(self) -> ev.View:
         training = self._training

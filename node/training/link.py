@@ -130,6 +130,7 @@ class Ready:
     layout_digest: str  # hex
     tokens_per_s: float
     moments_round: int = 0  # the round that the moments of a checkpoint are of, which a Load would take; 0: none
+    peak_flops: float = 0.0  # what its device can do at most at the precision that it trains in, a second; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

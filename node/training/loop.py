@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,6 +24,7 @@ from aggregation.errors import CodecError
 from aggregation.vector import layout_of, load_from
 from node.training.batches import Batches
 from node.training.checkpoint import CheckpointError, Position, joined
+from node.training.device import peak_flops_of
 from node.training.evaluation import evaluate
 from node.training.inner import InnerLoop, Tally
 from node.training.keeping import Keeper
@@ -126,11 +128,15 @@ class TrainerLoop:
         if command.rank != 0 or command.ranks != 1:
             raise ValueError(f"rank {command.rank} of {command.ranks}: a node has one rank in this version")
         spec = RunSpec.from_bytes(Path(command.spec_path).read_bytes())
-        self._work = _Work(spec, self._build(spec), Path(command.data_dir))
+        task = self._build(spec)
+        self._work = _Work(spec, task, Path(command.data_dir))
         tokens_per_s = self._work.measure(self._clock)
         layout = self._work.layout
+        ready = Ready(
+            layout.n_values, layout.digest.hex(), tokens_per_s, peak_flops=peak_flops_of(task.parameters()[0][1])
+        )
         if not command.checkpoints:
-            self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s))
+            self._report(ready)
             return
         keeper = self._work.keeper = Keeper(
             Path(command.checkpoints),
@@ -141,7 +147,7 @@ class TrainerLoop:
             report=self._report,
             clock=self._clock,
         )
-        self._report(Ready(layout.n_values, layout.digest.hex(), tokens_per_s, keeper.moments_round))
+        self._report(replace(ready, moments_round=keeper.moments_round))
         keeper.say()
 
     def _encode(self, work: _Work, command: Encode) -> None:

@@ -87,6 +87,8 @@ class Supervisor:
         self._n_failures = 0
         self._up = asyncio.Event()
         self.tokens_per_s = 0.0
+        self.peak_flops = 0.0
+        """What its device can do at most; 0 where that is not known."""
         self.n_restarts = 0
         self.last_end = ""
         """Why the trainer ended the last time; empty while it never has."""
@@ -203,11 +205,11 @@ class Supervisor:
 
     def _report(self, report: Report) -> None:
         match report:
-            case Ready(n_values, layout_digest, tokens_per_s, moments_round):
+            case Ready(n_values, layout_digest, tokens_per_s, moments_round, peak_flops):
                 if layout_digest != self._layout_digest:
                     wanted = self._layout_digest[:12]
                     raise LayoutMismatch(f"the model as built here has layout {layout_digest[:12]}, the run's {wanted}")
-                self.tokens_per_s = tokens_per_s
+                self.tokens_per_s, self.peak_flops = tokens_per_s, peak_flops
                 steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
                 self._patience_s = self._least_patience_s + steps_s + 4 * n_values / PATIENCE_BYTES_PER_S
                 self._up.set()

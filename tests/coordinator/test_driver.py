@@ -305,6 +305,7 @@ def test_reports_are_checked_and_kept_once() -> None:
         bench.driver.post(Spoken(line, Heard(ALICE.peer, heartbeat(head, b"e" * 32), b"")))
         bench.driver.post(Observed(line, report(9)))  # no such round yet
         bench.driver.post(Observed(line, report(0, train_s=1e12)))
+        bench.driver.post(Observed(line, report(0, idle_s=1e12)))
         bench.driver.post(Observed(line, Evaluation(0, 0, b"d" * 32, 2.5, 100)))
         bench.driver.post(Observed(line, Evaluation(0, 0, b"f" * 32, 1e9, 100)))
         await bench.settle()
@@ -314,6 +315,24 @@ def test_reports_are_checked_and_kept_once() -> None:
     kinds = [(each.kind, each.subject[:4]) for each in bench.world.observations]
     assert kinds == [("digest", head.hex()[:4]), ("report", "0.1"), ("digest", head.hex()[:4]), ("evaluation", "6464")]
     assert {each.peer for each in bench.world.observations} == {ALICE.peer}
+
+
+@pytest.mark.parametrize(
+    ("spent", "kept"),
+    [((1.5, 4.5), {"idle_s": 1.5, "worked_s": 4.5}), ((0.0, 2.0), {"idle_s": 0.0, "worked_s": 2.0}), ((0.0, 0.0), {})],
+)
+def test_a_report_says_how_the_trainer_spent_the_round_if_it_was_measured(
+    spent: tuple[float, float], kept: dict[str, float]
+) -> None:
+    async def scene(bench: Bench) -> None:
+        line = bench.line()
+        bench.driver.post(arrived(line))
+        bench.driver.post(Observed(line, ExchangeReport(0, 1, 5, 6, 1.0, 2.0, 3.0, *spent)))
+        await bench.settle()
+
+    (observation,) = driven(scene).world.observations
+    said = {"bytes_sent": 5, "bytes_received": 6, "train_s": 1.0, "exchange_s": 2.0, "apply_s": 3.0}
+    assert (observation.kind, observation.content) == ("report", said | kept)
 
 
 def test_a_full_inbox_holds_readers_back() -> None:

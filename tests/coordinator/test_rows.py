@@ -22,7 +22,7 @@ CONTRACT = {
 }  # fmt: skip
 BESIDE = {"outer_momentum", "reducers", "nominal_step", "tokens", "seats"}
 CONTRACT_MEMBER = {"peer", "tokens", "steps", "weight", "accepted", "reason", "bytes_sent", "bytes_received"}
-BESIDE_MEMBER = {"batches", "sum_lr", "delta_norm", "inner_loss"}
+BESIDE_MEMBER = {"batches", "sum_lr", "delta_norm", "inner_loss", "idle_s", "worked_s", "idle_share"}
 
 
 def two_rounds() -> tuple[Any, Any]:
@@ -53,6 +53,22 @@ def test_a_row_has_the_contracts_keys() -> None:
     assert row["commit_hash"] == link.after.head.hex()
     assert row["previous_hash"] == link.before.head.hex()
     assert json.loads(json.dumps(row, allow_nan=False)) == row
+
+
+def idle_of(link: Any, reports: dict[Any, dict[str, Any]]) -> list[tuple[Any, ...]]:
+    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(reports), spec())
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    return [tuple(member[name] for name in ("idle_s", "worked_s", "idle_share")) for member in row["members"]]
+
+
+def test_each_members_idle_share_is_in_the_row() -> None:
+    _, link = two_rounds()
+    report = {"bytes_sent": 10, "bytes_received": 20, "train_s": 1.0, "exchange_s": 0.5, "apply_s": 0.1}
+    unknown = (None, None, None)
+    assert idle_of(link, {}) == [unknown, unknown]
+    assert idle_of(link, {ALICE: report, BOB: report | {"idle_s": 1.0, "worked_s": 3.0}}) == [unknown, (1.0, 3.0, 0.25)]
+    nothing, all_of_it = {"idle_s": 0.0, "worked_s": 0.0}, {"idle_s": 2.5, "worked_s": 0.0}
+    assert idle_of(link, {ALICE: report | nothing, BOB: report | all_of_it}) == [unknown, (2.5, 0.0, 1.0)]
 
 
 def test_how_many_of_the_last_rounds_were_empty() -> None:
@@ -99,6 +115,7 @@ def test_rows_take_observations_from_the_journal(tmp_path: Path) -> None:
     kept.close()
     assert [row["val_loss"] for row in rows] == [5.0, 5.0, 2.5]  # commit 0 and the empty round hold the same state
     assert [member["bytes_sent"] for member in rows[2]["members"]] == [None, 7]
+    assert [member["idle_share"] for member in rows[2]["members"]] == [None, None]  # written before it was measured
     assert [row["nominal_step"] for row in rows] == [0, 0, 0]
 
 

@@ -73,3 +73,31 @@ def test_who_is_left_alone_names_whom_it_waits_for(tmp_path: Path) -> None:
                 said = (await last.status())["waiting_for"]
 
     live(scenario())
+
+
+def test_training_data_outlive_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are so small here that every round needs new ones, which nobody has been leased yet."""
+    monkeypatch.setattr("node.training.packing.PIECE_BYTES_MAX", 256)
+
+    async def scenario() -> None:
+        async with village(tmp_path, *started(3, *HASTY)) as here:
+            members = here.settle(3)
+            await here.rounds(1)
+
+            async def missing() -> dict[Any, int]:
+                data = {member.peer: (await member.status())["training_data"] for member in members}
+                return {peer: its["pieces"] - its["pieces_here"] for peer, its in data.items()}
+
+            until = here.loop.time() + 20.0
+            while any((await missing()).values()):
+                assert here.loop.time() < until, f"{await missing()}\n{here.story()}"
+                await asyncio.sleep(0.2)  # a status is asked for, nobody tells when it changes
+            await here.drop_leader()
+            assert here.observer_task is not None
+            here.observer_task.cancel()
+            before = max([await round_of(member) for member in members])
+            await on_to(here, members, before + 4)
+            said = [text for member in members for text in member.said]
+            assert not [text for text in said if text.startswith("waiting for training data")]
+
+    live(scenario(), limit_s=80.0)

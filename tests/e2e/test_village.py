@@ -40,6 +40,8 @@ def test_members_commit_together_and_hold_the_same_state(tmp_path: Path, n: int)
                 assert peers <= set(digests[row["commit_hash"]])
                 assert row["failed_attempts"] == []
                 assert all(member["bytes_sent"] > 0 < member["bytes_received"] for member in row["members"])
+                assert all(member["idle_s"] + member["worked_s"] > 0 for member in row["members"])
+                assert all(0 <= member["idle_share"] <= 1 for member in row["members"])
                 reducers = {reducer["peer"] for reducer in row["reducers"]}
                 assert reducers & peers
                 assert reducers <= peers | {here.observer}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.config import NodeOptions, read_invite, read_rate
+from node.config import DATA_CACHE_BYTES, NodeOptions, read_invite, read_rate, read_size
 from node.errors import ConfigError
 from protos.invite import Invite
 from protos.signing import Identity
@@ -104,3 +104,24 @@ def test_what_is_no_rate_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match="--max-down") as caught:
         read_rate(text, "--max-down")
     assert "20Mbit" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("0", 0),
+        ("8GiB", DATA_CACHE_BYTES),
+        ("500M", 500_000_000),
+        ("500 MB", 500_000_000),
+        ("1.5TiB", 3 * 2**39),
+        ("64k", 64_000),
+    ],
+)
+def test_sizes_are_read(text: str, n_bytes: int) -> None:
+    assert read_size(text, "--data-cache") == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "8iB", "8Gi", "8iG", "1e9", "8Gbit", "9" * 30])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--data-cache .* is no size"):
+        read_size(text, "--data-cache")

@@ -17,6 +17,7 @@ from protos.messages import (
     Body,
     Commit,
     Commitment,
+    ExchangeReport,
     Fetch,
     FetchHead,
     Heartbeat,
@@ -93,6 +94,12 @@ def test_unknown_fields_are_skipped(extra: bytes) -> None:
     assert decode(Vote, extra * 3 + encode(VOTE)) == VOTE
 
 
+def test_a_report_of_an_older_node_measures_less() -> None:
+    older = ExchangeReport(0, 3, 10, 20, 1.0, 2.0, 3.0)
+    assert decode(ExchangeReport, encode(older)) == older == dataclasses.replace(older, idle_s=0.0, worked_s=0.0)
+    assert encode(change(older, idle_s=4.0, worked_s=5.0)).startswith(encode(older))  # what it adds comes last
+
+
 def test_unknown_fields_inside_a_list_are_skipped() -> None:
     inner = encode(Range(3, 4)) + b"\xc2\x3e\x03abc"
     raw = encode(Seat(PEERS[0], (), 1)) + b"\x12" + bytes([len(inner)]) + inner
@@ -139,6 +146,7 @@ def change(message: Any, **values: Any) -> Any:
 
 ROOT = bytes(32)
 COMMITMENT = Commitment(ROOT, ROOT, (1.0,), 1, 1, (), 0.1, 0.1)
+REPORT = ExchangeReport(0, 3, 10, 20, 1.0, 2.0, 3.0, 4.0, 5.0)
 ADMIT = AdmitRequest(PEERS[0], PEERS[1], b"csr", 1, ROOT, b"", b"", "Ada", False)
 RECORD = Record(PEERS[0], 1, ("a:1",), (), 0, 0, b"")
 
@@ -162,6 +170,8 @@ RECORD = Record(PEERS[0], 1, ("a:1",), (), 0, 0, b"")
         (change(HEARTBEAT, time_left_s=-0.5), r"Heartbeat\.time_left_s: -0\.5 is below 0"),
         (change(HEARTBEAT, tokens_per_s=2**2000), r"Heartbeat\.tokens_per_s: int instead of a float"),
         (change(HEARTBEAT, state="training"), r"Heartbeat\.state: str instead of MemberState"),
+        (change(REPORT, idle_s=-1.0), r"ExchangeReport\.idle_s: -1\.0 is below 0"),
+        (change(REPORT, worked_s=float("inf")), r"ExchangeReport\.worked_s: inf is not finite"),
         (change(COMMITMENT, norms=(1.0, float("inf"))), r"Commitment\.norms\[1\]: inf is not finite"),
         (change(COMMITMENT, norms=[1.0]), r"Commitment\.norms: list instead of a tuple"),
         (change(COMMITMENT, used=(Range(0, 1), Range(1, -1))), r"Commitment\.used\[1\]\.count: -1 outside"),

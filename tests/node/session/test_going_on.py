@@ -9,7 +9,7 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.work import NO_SEAT, Work
 from node.session import events as ev
-from node.session.idle import IdleClock
+from node.session.idle import Idle, IdleClock
 from protos.messages import Body, Heartbeat, MemberState, PeerId, Range
 from tests.coordinator.rounds.cases import COORDINATOR, PEERS, SPEC, after, body_of, empty_body, evidence_of
 from tests.node.session.member_script import EVIDENCE, LEDGER, ME, Script, committed, events_of, follow
@@ -203,3 +203,41 @@ def test_idle_share_in_a_round() -> None:
     script.wait(1.0)
     script.handle(ev.Woke())
     assert script.session.view().idle_share == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_rounds_idle_seconds_and_worked_ones_are_told_apart() -> None:
+    clock = IdleClock(Instant(0.0))
+    clock.note(None, 1, Instant(2.0))  # no trainer yet
+    clock.note(False, 1, Instant(5.0))
+    clock.note(True, 1, Instant(6.0))
+    assert clock.in_round(1, Instant(6.0)) == Idle(1.0, 0.0)
+    assert clock.in_round(1, Instant(9.0)) == Idle(1.0, 3.0)  # up to now, not to the last note
+    assert clock.in_round(1, Instant(9.0)).share == pytest.approx(0.25)
+    assert clock.in_round(2, Instant(9.0)) == clock.in_round(0, Instant(9.0)) == Idle()
+    clock.note(True, 2, Instant(10.0))
+    assert clock.in_round(1, Instant(12.0)) == Idle()
+    assert clock.in_round(2, Instant(12.0)) == Idle(0.0, 2.0)
+    assert Idle().share is None
+
+
+def test_a_round_is_measured_from_commit_to_commit_without_pauses() -> None:
+    script = Script()
+    script.train(0)
+    script.wait(3.0)
+    script.handle(ev.PauseAsked("user", True))
+    script.wait(50.0)
+    script.handle(ev.PauseAsked("user", False))
+    script.handle(ev.Progressed(2, 4, 32, 1.0, 8.0, 0.0))
+    script.wait(1.0)
+    heard = committed(body_of(LEDGER, EVIDENCE), LEDGER)
+    script.handle(heard)
+    script.verify(heard)
+    (apply,) = script.effects(ev.Apply)
+    assert apply.body.round == 2
+    spent = script.session.idle_in(2, Instant(script.at))
+    assert spent.idle_s == pytest.approx(1.0)
+    assert spent.worked_s == pytest.approx(3.0)
+    script.handle(ev.Applied(heard.commit_hash))
+    assert script.session.idle_in(2, Instant(script.at)) == Idle()
+    script.at += 0.5
+    assert script.session.idle_in(3, Instant(script.at)) == Idle(0.5, 0.0)  # its next data are not here yet

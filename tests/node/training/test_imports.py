@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-FOR_THE_AGENT = ("corpus", "link", "packing", "presets", "process", "schedule", "shards", "shared", "tokenizer")
+FOR_THE_AGENT = (
+    "corpus",
+    "link",
+    "packing",
+    "presets",
+    "process",
+    "schedule",
+    "shards",
+    "shared",
+    "tokenizer",
+    "utilisation",
+)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ COMMANDS: list[Command] = [
 ]
 REPORTS: list[Report] = [
     Ready(118_080, "ab" * 32, 1234.5),
-    Ready(118_080, "ab" * 32, 1234.5, 7),
+    Ready(118_080, "ab" * 32, 1234.5, 7, 67e12),
     Progress(4, 3, 30, 300, 2.0, 1e5, 0.0, 0, False),
     Written(4, 12),
     ENCODED,

@@ -153,6 +153,21 @@ def test_a_fresh_trainer_says_whose_moments_it_has() -> None:
     asyncio.run(main())
 
 
+def test_what_its_device_can_do_is_the_trainers_to_say() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        assert watched.supervisor.peak_flops == 0.0
+        watched.puppet.says(Ready(0, LAYOUT, 8.0, peak_flops=67e12))
+        await watched.until(ev.TrainerUp)
+        assert (watched.supervisor.tokens_per_s, watched.supervisor.peak_flops) == (8.0, 67e12)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 def test_a_disk_without_room_is_said_once_and_so_is_its_end() -> None:
     async def main() -> None:
         watched = Watched()
