@@ -383,12 +383,25 @@ class Exchange:
         return [ReportMissing(lacks)] if lacks else []
 
     def _answer(self) -> list[ExchangeEffect]:
-        """The answer to an inquiry, once no row of theirs is being checked: what has come whole is not to be lost."""
-        asked = self._asked
-        if not asked or any(self._row_state(sender, chunk) == "checking" for chunk in self._mine for sender in asked):
+        """The answer to an inquiry: at once where all rows of theirs are here, else when nothing else is lacking.
+
+        Before that nothing could be combined without them either, and who goes meanwhile can go with them. It waits for
+        a row of theirs that is being checked: what has come whole is not to be lost.
+        """
+        if not self._asked:
             return []
-        self._asked = ()
-        return [ReportMissing(_some([lack for lack in self.lacks() if lack[1] in asked]), asked)]
+        asked = set(self._asked) & set(self._senders)
+        n_theirs = n_checking = 0
+        for chunk in self._mine:
+            states = [self._rows[chunk].get(sender, "") for sender in asked]
+            n_theirs += sum(state != "held" for state in states)
+            n_checking += states.count("checking")
+        n_lacking = len(self._mine) * len(self._senders) - sum(self._n_held.values())
+        if n_checking or 0 < n_theirs < n_lacking:
+            return []
+        lacks = [lack for lack in self.lacks() if lack[1] in asked] if n_theirs else []
+        answered, self._asked = self._asked, ()
+        return [ReportMissing(_some(lacks), answered)]
 
 
 def _some(lacks: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:

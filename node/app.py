@@ -362,6 +362,7 @@ class _Node:
                 journal=journal,
                 peers=peers,
                 held=lambda: (held.commit, held.ledger) if (held := store.current) is not None else None,
+                head_since=lambda: session.head_since,
                 signed_head=lambda: session.signed_head,
                 seconds=self._seconds,
                 run_time_s=self._run_time_s,

@@ -41,6 +41,7 @@ class StandInParts:
     journal: Journal
     peers: Peers
     held: Callable[[], tuple[Commit, Ledger] | None]  # the head's commit and the books after it
+    head_since: Callable[[], Instant]  # when that head came to this node
     signed_head: Callable[[], bytes]
     seconds: Callable[[], float]
     run_time_s: Callable[[], float]
@@ -140,6 +141,7 @@ class Leading:
             opened=numbers.get((ledger.epoch, ledger.round + 1), -1),
             numbers=numbers,
             voter=None,
+            head_since=parts.head_since(),
             specs=parts.specs(),
             signed_head=parts.signed_head(),
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from coordinator.leading.evidence import open_commitments, open_evidence
 from coordinator.leading.orders import open_orders
 from coordinator.rounds.ledger import Ledger, LedgerError, hash_of
 from node.session import events as ev
@@ -12,7 +11,6 @@ from protos.messages import (
     AttemptFailed,
     Body,
     Commit,
-    Commitment,
     Deal,
     Genesis,
     Goodbye,
@@ -25,13 +23,12 @@ from protos.messages import (
     Prepare,
     Propose,
     Redeal,
-    Results,
     Signed,
     Vote,
     Welcome,
 )
 from protos.orders import OpenedOrder
-from protos.sealer import Opened, open_signed
+from protos.sealer import open_signed
 from protos.signing import Purpose, SignatureError, purpose_of, unseal
 from protos.wire import WireError
 
@@ -128,7 +125,7 @@ class Opener:
             case Plan() as message:
                 return ev.Planned(message, hashes.plan_hash(opened.body), envelope)
             case Deal() as message:
-                return ev.Dealt(message, envelope, self._commitments(message))
+                return ev.Dealt(message, envelope, open_commitments(message, self._run))
             case Redeal() as message:
                 return ev.Redealt(message, leader)
             case Prepare() as message:
@@ -142,37 +139,9 @@ class Opener:
         proposal = propose.proposal
         body = wire.decode(Body, proposal.body)
         hash_ = hashes.body_hash(proposal.body)
-        if not proposal.plan:
-            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=self.orders(body))
-        planned = open_signed(proposal.plan, self._run, signer=body.leader, kind=Plan)
-        dealt = open_signed(proposal.deal, self._run, signer=body.leader, kind=Deal)
-        plan, deal = planned.message, dealt.message
-        if not isinstance(plan, Plan) or not isinstance(deal, Deal):
-            raise SignatureError("a proposal without plan and deal")
-        plan_hash = hashes.plan_hash(planned.body)
-        commitments, results = self._commitments(deal), self._results(proposal.results)
-        redeal = self._redeal(proposal.redeal, body.leader) if proposal.redeal else None
-        orders = self.orders(body)
-        return ev.Proposed(propose, body, hash_, plan, plan_hash, deal, commitments, results, redeal, orders)
-
-    def _redeal(self, envelope: bytes, leader: PeerId) -> Redeal:
-        redeal = open_signed(envelope, self._run, signer=leader, kind=Redeal).message
-        if not isinstance(redeal, Redeal):
-            raise SignatureError("a proposal with another word in the place of its redeal")
-        return redeal
-
-    def _commitments(self, deal: Deal) -> dict[PeerId, Commitment]:
-        commitments: dict[PeerId, Commitment] = {}
-        for opened in self._open_all(deal.commitments, Commitment):
-            if isinstance(opened.message, Commitment) and opened.message.plan == deal.plan:
-                commitments[opened.signer] = opened.message
-        if len(commitments) != len(deal.commitments):
-            raise SignatureError("a deal with a doubled commitment, or one of another plan")
-        return commitments
-
-    def _results(self, envelopes: Iterable[bytes]) -> dict[PeerId, Results]:
-        opened = self._open_all(envelopes, Results)
-        return {item.signer: item.message for item in opened if isinstance(item.message, Results)}
-
-    def _open_all(self, envelopes: Iterable[bytes], kind: type) -> list[Opened]:
-        return [open_signed(envelope, self._run, kind=kind) for envelope in envelopes]
+        orders, evidence = self.orders(body), open_evidence(proposal, body.leader, self._run)
+        if evidence is None:
+            return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=orders)
+        plan, deal, redeal = evidence.plan, evidence.deal, evidence.redeal
+        shown = (evidence.commitments, evidence.results)
+        return ev.Proposed(propose, body, hash_, plan, evidence.plan_hash, deal, *shown, redeal, orders)

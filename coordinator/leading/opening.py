@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.leading.evidence import carried_evidence
 from coordinator.leading.orders import open_orders
 from coordinator.leading.ports import Inbound, Line, Observed, Renewed, Spoken
 from coordinator.rounds.events import DigestKnown, Heard
@@ -125,11 +126,13 @@ def _signed(raw: bytes, *, run: PeerId, peer: PeerId, coordinator: PeerId) -> He
         message = open_signed(raw, run, signer=peer).message
         body: Body | None = None
         orders: tuple[OpenedOrder, ...] = ()
+        evidence, fault = None, ""
         if isinstance(message, Promise | Leave) and message.proposal is not None:
             body = decode(Body, message.proposal.body)
             orders = open_orders(body, run, coordinator)
+            evidence, fault = carried_evidence(message.proposal, body.leader, run)
     except (SignatureError, WireError) as error:
         raise Misbehaved(str(error)) from None
     if not isinstance(message, Commitment | Results | Vote | Promise | Leave):
         raise Misbehaved(f"members send no {type(message).__name__.lower()} to the leader")
-    return Heard(peer, message, raw, body, orders)
+    return Heard(peer, message, raw, body, orders, evidence, fault)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -17,7 +18,7 @@ import grpc.aio
 
 from coordinator.leading.lines import MemberLine
 from coordinator.leading.opening import NOBODY, Misbehaved, open_frame, open_hello
-from coordinator.leading.ports import Arrived, Clock, Departed, Inbox
+from coordinator.leading.ports import Arrived, Clock, Departed, Inbound, Inbox
 from protos import limits
 from protos.messages import Goodbye, PeerId
 from protos.services import LEADER
@@ -27,6 +28,8 @@ HELLO_S = 20.0
 GOODBYE_S = 2.0
 BEAT_S = 2.0
 SILENCE_S = 60.0
+ASIDE_BYTES = 2**16
+"""Larger frames are opened in a thread."""
 LINES_MOST = limits.MEMBERS + 64
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # or a second server would share the port in silence
@@ -167,13 +170,18 @@ class LineServicer:
             try:
                 if not line.accepts(len(frame), self._clock.now()):
                     raise Misbehaved("says more than a member may say")
-                items = open_frame(frame, line, run=self._run, observer=is_observer, coordinator=self._coordinator)
+                items = await self._opened(frame, line, is_observer=is_observer)
             except Misbehaved as error:
                 _log.warning("line of %s closed: %s", line.peer[-6:], error)
                 line.close(Goodbye(error.code, str(error)))
                 return str(error)
             for item in items:
                 inbox.post(item)
+
+    async def _opened(self, frame: bytes, line: MemberLine, *, is_observer: bool) -> list[Inbound]:
+        """What is in a frame. A promise may report thousands of signatures, and the others are heard meanwhile."""
+        opener = partial(open_frame, run=self._run, observer=is_observer, coordinator=self._coordinator)
+        return await asyncio.to_thread(opener, frame, line) if len(frame) > ASIDE_BYTES else opener(frame, line)
 
     async def _write(self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         while (frame := await line.next_frame(self._beat_s)) is not None:

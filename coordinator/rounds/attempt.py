@@ -88,6 +88,8 @@ class Attempt:
     propose_envelope: bytes = b""
     votes: dict[PeerId, tuple[Vote, bytes]] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
+    rejected: set[PeerId] = field(default_factory=set)
+    """Those of them whom no higher number keeps from a vote: they won't have the proposal."""
 
     @property
     def reducers(self) -> tuple[PeerId, ...]:

@@ -36,6 +36,7 @@ from protos.messages import (
 
 if TYPE_CHECKING:
     from coordinator.rounds.ledger import Ledger
+    from coordinator.rounds.proposing import Evidence
     from protos.orders import OpenedOrder
 
 Instant = NewType("Instant", float)
@@ -91,8 +92,8 @@ class RecordChanged:
 class Heard:
     """A message on a member's line. `envelope` is its signed form, empty for unsigned kinds.
 
-    For a Promise or Leave with a proposal, and only then, `body` is that proposal's decoded body, and `orders` are
-    those that it carries, opened.
+    For a Promise or Leave with a proposal, and only then, `body` is that proposal's decoded body, `orders` are those
+    that it carries, opened, and `evidence` is what it shows, or `fault` why that doesn't open.
     """
 
     peer: PeerId
@@ -100,6 +101,8 @@ class Heard:
     envelope: bytes
     body: Body | None = None
     orders: tuple[OpenedOrder, ...] = ()
+    evidence: Evidence | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Exchanging(Voting):
         if not change:
             self._by_claims(attempt, gone, hopeful, silent, change, now)
         reason = self._by_absence(attempt, gone, change, now)
-        asked = [] if reason else self._by_inquiry(attempt, gone, hopeful, change)
+        asked = [] if reason else self._by_inquiry(attempt, gone, hopeful, change, now)
         if change and not reason:  # who is out as a sender is so as a reducer, if it is gone
             reason = self._by_absence(attempt, gone, change, now)
         if reason:
@@ -201,25 +201,32 @@ class Exchanging(Voting):
             change.lost |= absent
         new = any(set(line) - set(before) for line, before in zip(after, attempt.reducing, strict=True))
         dead = [peer for peer in attempt.included if peer in gone and peer not in change.excluded]
-        if new:  # who is gone can't send its row to who has not got it
+        if new and moves.n_shrinks == redealing.SHRINKS_MOST - 1 and not change.excluded:
+            moves.kept -= set(dead)  # the last time is when all others' rows are there, so that it is for all who go
+        elif new:  # who is gone can't send its row to who has not got it
             change.excluded |= dict.fromkeys(dead, "gone before all its rows were there")
         return ""
 
     def _by_inquiry(
-        self, attempt: Attempt, gone: Collection[PeerId], hopeful: Collection[PeerId], change: Change
+        self, attempt: Attempt, gone: Collection[PeerId], hopeful: Collection[PeerId], change: Change, now: Instant
     ) -> list[Effect]:
-        """Whether the rows of senders that are gone are all there is asked of the reducers that still combine."""
+        """Whether the rows of senders that are gone are all there is asked of the reducers that still combine.
+
+        Who lacks some answers when it lacks nothing else. Where a member goes every few seconds, a set that shrank for
+        each of them would shrink too often; so it does for all at once.
+        """
         moves = attempt.moves
         claimed_now = {sender for peer in hopeful for sender in moves.claims.get(peer, ())}
         settled = moves.kept - claimed_now
         dead = [p for p in attempt.included if p in gone and p not in settled and p not in change.excluded]
         if not dead or not hopeful:
             return []
-        for sender in dead:
-            claimed = {peer for peer in hopeful if sender in moves.claims.get(peer, {})}
-            lacking = claimed | {peer for peer in hopeful if sender in moves.answers.get(peer, ())}
-            if lacking:
-                change.excluded[sender] = f"gone before all its rows were with {named(lacking)}"
+        if change.excluded or now >= attempt.deadline_at or self._have_answered(attempt, hopeful, dead, now):
+            for sender in dead:
+                claimed = {peer for peer in hopeful if sender in moves.claims.get(peer, {})}
+                lacking = claimed | {peer for peer in hopeful if sender in moves.answers.get(peer, ())}
+                if lacking:
+                    change.excluded[sender] = f"gone before all its rows were with {named(lacking)}"
         left = [sender for sender in dead if sender not in change.excluded]
         if change or not left:
             return []
@@ -229,6 +236,23 @@ class Exchanging(Voting):
             return []
         moves.asked, moves.answers = tuple(left), {}
         return [Tell(tuple(hopeful), Inquiry(attempt.plan_hash, moves.asked))]
+
+    def _have_answered(
+        self, attempt: Attempt, hopeful: Collection[PeerId], asked: Collection[PeerId], now: Instant
+    ) -> bool:
+        """Whether all reducers have said what they lack of these senders, or enough of them and the others have had a
+        little longer."""
+        moves = attempt.moves
+        if not set(asked) <= set(moves.asked):
+            return False
+        if all(peer in moves.answers for peer in hopeful):
+            return True
+        spoken = {*attempt.results, *moves.answers}
+        if any(sum(p in spoken for p in line) < attempt.needed(chunk) for chunk, line in enumerate(attempt.reducing)):
+            return False
+        if moves.answered_at is None:
+            moves.answered_at = now
+        return now >= moves.answered_at + self.spec.deadlines.gone_grace_s
 
     # -- changing it --------------------------------------------------------------------------------------------
 

@@ -242,9 +242,9 @@ class Rounds(Learning):
             case Heartbeat():
                 raise InvariantBroken("a heartbeat is taken in by itself")
             case Leave():
-                return self._leave(event, message)
+                return self._leave(event, message, now)
             case Refusal():
-                return self._refusal(peer, message)
+                return self._refusal(peer, message, now)
             case Commitment(plan) if attempt is not None and plan == attempt.plan_hash:
                 if self.phase is Phase.COMMITMENT and peer in attempt.losses:
                     attempt.commitments.setdefault(peer, (message, event.envelope))
@@ -257,13 +257,17 @@ class Rounds(Learning):
             case Promise() if attempt is not None and self._is_for(message, attempt):
                 extends = message.proposal is None or self._extends(event)
                 if self.phase is Phase.PREPARE and peer in self.ledger.voters and extends:
-                    self._know(message.proposal, event.body, event.orders)
-                    attempt.promises.setdefault(peer, message)
+                    if peer in attempt.promises:
+                        return []
+                    promise, told = self._taken(event, message)
+                    attempt.promises[peer] = promise
                     attempt.refused.pop(peer, None)
+                    return told
             case Vote() if attempt is not None and self._is_for(message, attempt):
                 if self.phase is Phase.VOTE and message.body_hash == attempt.body_hash:
                     attempt.votes.setdefault(peer, (message, event.envelope))
                     attempt.refused.pop(peer, None)
+                    attempt.rejected.discard(peer)
             case _:
                 pass  # late, or of another attempt
         return []
@@ -278,25 +282,25 @@ class Rounds(Learning):
         here = (self.ledger.epoch, self.ledger.round + 1, self.ledger.head)
         return body is not None and (body.epoch, body.round, body.previous) == here
 
-    def _leave(self, event: Heard, leave: Leave) -> list[Effect]:
+    def _leave(self, event: Heard, leave: Leave, now: Instant) -> list[Effect]:
         if (leave.epoch, leave.round) != (self.ledger.epoch, self.ledger.round + 1):
             return []
         if leave.proposal is not None and not self._extends(event):
             return []
-        self._know(leave.proposal, event.body, event.orders)
-        self._left.setdefault(event.peer, (leave, event.envelope))
-        self._pass_number(leave.attempt, event.peer)
+        taken, told = self._taken(event, leave)
+        self._left.setdefault(event.peer, (taken, event.envelope))
+        self._pass_number(leave.attempt, now)
         if member := self.members.get(event.peer):
             member.story.append(f"left in round {leave.round}")
-        return []
+        return told
 
-    def _refusal(self, peer: PeerId, refusal: Refusal) -> list[Effect]:
+    def _refusal(self, peer: PeerId, refusal: Refusal, now: Instant) -> list[Effect]:
         attempt = self._attempt
         if attempt is None or (refusal.epoch, refusal.round) != (self.ledger.epoch, self.ledger.round + 1):
             return []
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
-        self._pass_number(refusal.attempt, peer)
+        self._pass_number(refusal.attempt, now)
         n_outbid = self._n_outbid.get(peer, 0)
         in_exchange = self.phase in (Phase.COMMITMENT, Phase.EXCHANGE)
         if in_exchange and refusal.attempt > attempt.number and n_outbid < OUTBID_MOST:
@@ -304,6 +308,8 @@ class Rounds(Learning):
             attempt.outbid = max(attempt.outbid, refusal.attempt)
         refused = attempt.refused if self.phase in (Phase.PREPARE, Phase.VOTE) else attempt.declined
         refused[peer] = refusal.reason
+        if self.phase is Phase.VOTE and refusal.attempt == attempt.number:
+            attempt.rejected.add(peer)
         member = self.members.get(peer)
         if member is not None and member.observer and self.phase is Phase.VOTE and self.me not in attempt.votes:
             refused[self.me] = f"the observer: {refusal.reason}"  # no digest, no vote

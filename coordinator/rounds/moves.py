@@ -49,6 +49,8 @@ class Moves:
     """The senders, gone, of whom reducers are asked what they lack."""
     answers: dict[PeerId, set[PeerId]] = field(default_factory=dict)
     """By reducer, those of the asked whose rows are not all there."""
+    answered_at: Instant | None = None
+    """Since when enough reducers of each chunk have answered."""
     kept: set[PeerId] = field(default_factory=set)
     """Senders that are gone and whose rows are where they must be."""
     words: dict[int, dict[Word, set[PeerId]]] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class Moves:
         self.lost |= change.lost
         self.moved |= change.moved
         self.claims, self.claimed_at = {}, None
-        self.asked, self.answers = (), {}
+        self.asked, self.answers, self.answered_at = (), {}, None
         self.kept -= change.excluded.keys()
 
     def redeal(self, plan: bytes, exchange_s: float) -> Redeal:

@@ -85,7 +85,8 @@ class Phases(Promising):
                 yield Instant(self._reckoned_at + RECKON_S)
         elif self._attempt is not None:
             yield self._attempt.deadline_at
-            for at in (self._attempt.enough_at, self._attempt.moves.claimed_at):
+            moves = self._attempt.moves
+            for at in (self._attempt.enough_at, moves.claimed_at, moves.answered_at):
                 if at is not None:
                     yield Instant(at + self.spec.deadlines.gone_grace_s)
 

@@ -59,6 +59,11 @@ class Applied:
     degraded: str
 
 
+NUMBERS_AT_ONCE = 10_000
+NUMBERS_PER_S = 100.0
+"""Honest leaders use a few numbers a minute; 2^31 are none too few for a round of months."""
+
+
 def unknown(spec: RunSpec) -> str:
     """What a RunSpec names that this version can't compute with, and what is nearest; else an empty string.
 
@@ -96,6 +101,15 @@ def is_quorum(
     """
     present = [voter for voter in voters if voter not in left]
     return 2 * weight_of([p for p in present if p in signers], coordinator) > weight_of(present, coordinator)
+
+
+def numbers_most(seconds: float) -> int:
+    """Up to which number others' word moves a leader on, so long after the head of its round has come.
+
+    It grows, and voters promise stand-ins no more than twice as much. So whoever binds voters to high numbers leaves
+    room above them, which comes by itself, and nobody uses up the numbers of a round.
+    """
+    return NUMBERS_AT_ONCE + int(NUMBERS_PER_S * max(0.0, seconds))
 
 
 def heeds(record: Promise | Leave, attempt: int, leader: PeerId) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeVar
 
 from coordinator.rounds import policy
 from coordinator.rounds.attempt import Attempt, Phase
+from coordinator.rounds.carried import Carried, carried_fault
 from coordinator.rounds.dealing import Dealing
 from coordinator.rounds.events import (
     Effect,
+    Heard,
     Instant,
     Opened,
     Persist,
@@ -20,11 +24,14 @@ from coordinator.rounds.members import named
 from coordinator.rounds.voting import LEADER_SLACK, because
 from protos.messages import (
     Leave,
+    Outcome,
     PeerId,
     Prepare,
     Promise,
     Signed,
 )
+
+R = TypeVar("R", Promise, Leave)
 
 SEEK_S = 20.0
 """Before an epoch is opened, those who are known are asked for newer commits, at most for so long."""
@@ -86,22 +93,19 @@ class Promising(Dealing):
             opened.append(Persist(own))
             attempt.promises[self.me] = own
         else:
-            self._pass_number(own.attempt)
+            self._pass_number(own.attempt, now, mine=True)
         return [*opened, Tell(self._voters_here(), Signed(self._sealer.seal(prepare)))]
 
     def _prepare(self, now: Instant) -> list[Effect] | None:
         attempt = self._running()
         left = self._left_for(attempt)
-        # Any quorum will do. One of voters that are bound to no proposal whose results nobody can have goes before one
-        # with such voters: the round would propose it again for ever.
-        free = {
-            peer: promise
-            for peer, promise in attempt.promises.items()
-            if promise.proposal is None or promise.proposal.body not in self._unhad
-        }
+        # Any quorum will do. One of voters that report no doubtful proposal goes before one with such voters: one that
+        # can't be committed would be proposed again for ever, and one that was made up would take the round.
+        doubtful = self._doubtful(attempt)
+        free = {peer: promise for peer, promise in attempt.promises.items() if peer not in doubtful}
         promises = free if policy.is_quorum(free, self.ledger.voters, self._coordinator, left) else attempt.promises
         if promises is not free and now < attempt.deadline_at and self._can_free_come(attempt, free, now):
-            return self._wait(f"promises beside {named(attempt.promises.keys() - free.keys())}")
+            return self._wait(f"promises beside {named(doubtful)}")
         if policy.is_quorum(promises, self.ledger.voters, self._coordinator, left):
             known: list[Promise | Leave] = [*promises.values(), *(leave for leave, _ in self._left.values())]
             voted = [(item.voted_attempt, item.proposal) for item in known if item.proposal is not None]
@@ -115,6 +119,43 @@ class Promising(Dealing):
         if now >= attempt.deadline_at or not self._can_reach_quorum(attempt, [*attempt.promises, *coming]):
             return self._fail("no quorum of promises" + because(attempt.refused), now)
         return self._wait(f"promises of {named(silent)}")
+
+    def _taken(self, event: Heard, report: R) -> tuple[R, list[Effect]]:
+        """A promise or leave as it counts: without what it reports, where no honest voter can have signed that."""
+        if report.proposal is None or event.body is None:
+            return report, []
+        orders = self._with_needs(event.orders)
+        carried = Carried(report, event.body, event.evidence, event.fault)
+        if not (fault := carried_fault(carried, self.ledger, self.spec, self._coordinator, orders)):
+            self._know(report.proposal, event.body, event.orders)
+            return report, []
+        told: list[Effect] = []
+        if event.peer not in self._told_of:
+            self._told_of.add(event.peer)
+            what = f"reports a proposal for round {report.round} that no voter can have signed: {fault}"
+            told = [Say(f"{event.peer[-6:]} {what}")]
+            if member := self.members.get(event.peer):
+                member.story.append(what)
+        return replace(report, voted_attempt=-1, proposal=None), told
+
+    def _doubtful(self, attempt: Attempt) -> set[PeerId]:
+        """Who reports a proposal that is better not made again, if a quorum can be had beside it.
+
+        One that failed because of what is in it; an empty round, for which there is no evidence but that voter's word,
+        unless it carries orders; and one that only the leader which first made it reports to have voted for.
+        """
+        carriers: dict[bytes, list[PeerId]] = {}
+        for peer, promise in attempt.promises.items():
+            if promise.proposal is not None:
+                carriers.setdefault(promise.proposal.body, []).append(peer)
+        doubtful: set[PeerId] = set()
+        for raw, peers in carriers.items():
+            body = self._bodies[raw]
+            mine = raw in self._proposed_here or self.me in peers
+            groundless = body.outcome is Outcome.EMPTY and not body.orders
+            if raw in self._unhad or (not mine and (groundless or peers == [body.leader])):
+                doubtful.update(peers)
+        return doubtful
 
     def _can_free_come(self, attempt: Attempt, free: Collection[PeerId], now: Instant) -> bool:
         """Whether some are bound to what can't be had, and the others that may still promise make a quorum."""

@@ -23,10 +23,6 @@ FAILED_KEPT = 100
 """Failed attempts of a round that its commit tells of: the last ones."""
 
 
-NUMBERS_MOST = 10**6
-"""By so many numbers a single member's word moves a leader on in one round; who lies about them can't use them up."""
-
-
 class InvariantBroken(AssertionError):
     """A fault of ours: the machine is in a state that can't be."""
 
@@ -50,6 +46,7 @@ class RoundState:
         voter_orders: the opened orders of that body.
         specs: further revisions of the RunSpec that are known; `spec` is the one in force.
         epoch: an epoch that this leader has opened after the head, from its journal; the head's own if it opened none.
+        head_since: when the head came to this process, if that was before now.
         relay: whether members' address records are passed on to the others.
         signed_head: the newest head that the coordinator has signed, as it is passed on; the coordinator signs its own.
     """
@@ -71,6 +68,7 @@ class RoundState:
         voter_orders: tuple[OpenedOrder, ...] = (),
         specs: Mapping[int, RunSpec] | None = None,
         epoch: int = 0,
+        head_since: Instant | None = None,
         relay: bool = True,
         signed_head: bytes = b"",
     ) -> None:
@@ -88,7 +86,7 @@ class RoundState:
         self._attempt: Attempt | None = None
         self._first_number = 0 if me == coordinator else 1  # number 0 is the coordinator's, who needs no promises
         self._next_number = max(opened + 1, self._first_number)
-        self._pushed: dict[PeerId, int] = {}  # by how many numbers each member's word has moved it in this round
+        self._head_since = now if head_since is None else head_since
         self._n_outbid: dict[PeerId, int] = {}  # attempts of this round that each has ended by naming a higher number
         self._used = dict(numbers or {})  # numbers by epoch and round: none may be used again, whatever came between
         self._round_began_at = now
@@ -98,7 +96,9 @@ class RoundState:
         self._left: dict[PeerId, tuple[Leave, bytes]] = {}
         self._bodies: dict[bytes, Body] = {}  # opened bodies of this round's proposals, by their bytes
         self._body_orders: dict[bytes, tuple[OpenedOrder, ...]] = {}  # and their orders
-        self._unhad: set[bytes] = set()  # those whose results could not be had, so that too many refused their votes
+        self._unhad: set[bytes] = set()  # those whose results could not be had, or which too many won't have
+        self._proposed_here: set[bytes] = set()  # those that this leader has proposed, by their bytes
+        self._told_of: set[PeerId] = set()  # who has reported a proposal in this round that nobody can have signed
         self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
         self._pending: list[OpenedOrder] = []  # orders that no commit carries yet, by their numbers
         self._given: dict[int, OpenedOrder] = {}  # all that the operator has given here and that could be obeyed
@@ -149,9 +149,10 @@ class RoundState:
         self._ledger_bytes = self.ledger.to_bytes()
         self._seats = {seat.peer: seat for seat in self.ledger.seats}
         self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
-        self._round_began_at = self._retry_at = now
+        self._round_began_at = self._retry_at = self._head_since = now
         self._failed, self._left, self._digests, self._bodies, self._body_orders = [], {}, {}, {}, {}
-        self._unhad, self._pushed, self._n_outbid = set(), {}, {}
+        self._unhad, self._n_outbid = set(), {}
+        self._proposed_here, self._told_of = set(), set()
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
         self._cut_at, self._reckoned_at, self._announced, self._cut = Instant(math.inf), None, False, False
@@ -237,15 +238,12 @@ class RoundState:
         """The first number of the round after the head that this leader has never used."""
         return max(self._first_number, self._used.get((self.ledger.epoch, self.ledger.round + 1), -1) + 1)
 
-    def _pass_number(self, number: int, peer: PeerId | None = None) -> None:
-        """A voter is bound to this number: the next attempt must pass it. Of what a peer says only so much is believed
-        in a round, so that the many who are bound to a number can always move the leader on past it."""
-        n_more = max(0, number + 1 - self._next_number) if number < ATTEMPTS_MAX else 0
-        if peer is not None:
-            pushed = self._pushed.get(peer, 0)
-            n_more = min(n_more, NUMBERS_MOST - pushed)
-            self._pushed[peer] = pushed + n_more
-        self._next_number += n_more
+    def _pass_number(self, number: int, now: Instant, *, mine: bool = False) -> None:
+        """A voter is bound to this number: the next attempt must pass it. Others may lie about it, but they move this
+        leader no further than every voter follows."""
+        most = ATTEMPTS_MAX if mine else policy.numbers_most(now - self._head_since)
+        if number < ATTEMPTS_MAX:
+            self._next_number = max(self._next_number, min(number + 1, most))
 
     # -- small things -----------------------------------------------------------------------------------------
 

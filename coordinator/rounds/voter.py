@@ -204,6 +204,8 @@ def body_faults(
     spec: RunSpec,
     coordinator: PeerId,
     orders: Orders = NONE,
+    *,
+    attempt: int = ATTEMPTS_MAX,
 ) -> list[str]:
     """What is wrong with a proposed body after `ledger`: nothing, if it is what its evidence makes it.
 
@@ -212,9 +214,12 @@ def body_faults(
     Args:
         spec: the revision of the RunSpec that is in force.
         orders: those that the body carries, opened, with what they need.
+        attempt: the number that it is proposed under, now or again.
     """
     if (body.run, body.epoch, body.round, body.previous) != (ledger.run, ledger.epoch, ledger.round + 1, ledger.head):
         return ["the body doesn't extend my head"]
+    if not 0 <= body.attempt <= attempt or (body.attempt == 0 and body.leader != coordinator):
+        return ["the body's first attempt is none that its leader can have made before this one"]
     if orders.envelopes != body.orders:
         return ["the body carries other orders than have been opened"]
     if faults := order_faults(orders.given, ledger, orders.specs):

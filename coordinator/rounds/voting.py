@@ -83,6 +83,7 @@ class Voting(Ordering):
     def _propose(self, proposal: Proposal, body: Body, orders: tuple[OpenedOrder, ...], now: Instant) -> list[Effect]:
         attempt = self._running()
         self._know(proposal, body, orders)
+        self._proposed_here.add(proposal.body)
         rollback = self._orders_of(proposal).rollback
         if rollback is not None and self._orders_of(proposal).target is None:
             return self._fail(f"the books after round {rollback.order.round}, to go back to, are not here", now)
@@ -90,6 +91,7 @@ class Voting(Ordering):
         attempt.deadline_at = Instant(now + self.spec.deadlines.vote_s * LEADER_SLACK)
         attempt.propose_envelope = self._sealer.seal(self._propose_message(attempt))
         attempt.refused.clear()
+        attempt.rejected.clear()
         self._enter(Phase.VOTE)
         return [Tell(self._members_here(), Signed(attempt.propose_envelope))]
 
@@ -115,7 +117,8 @@ class Voting(Ordering):
         if now >= attempt.deadline_at or (not self._can_commit(attempt, now) and self._could_open(now)):
             # A reducer whose results are not what it signed, or not to be had, is not asked again in this round.
             reasons = attempt.refused.values()
-            if attempt.proposal is not None and any(UNHAD in reason for reason in reasons):
+            unhad = any(UNHAD in reason for reason in reasons)
+            if attempt.proposal is not None and (unhad or self._is_rejected(attempt)):
                 self._unhad.add(attempt.proposal.body)
             self._out_reducers |= {peer for peer in attempt.results if any(peer in reason for reason in reasons)}
             return effects + self._fail("no quorum of votes" + because(attempt.refused), now)
@@ -134,6 +137,12 @@ class Voting(Ordering):
         ]
         left = self._left_for(attempt) - set(attempt.votes)
         return policy.is_quorum({*attempt.votes, *able}, self.ledger.voters, self._coordinator, left)
+
+    def _is_rejected(self, attempt: Attempt) -> bool:
+        """Whether so many won't have the proposal that nobody else's vote can commit it."""
+        able = [peer for peer in self.ledger.voters if peer not in attempt.rejected]
+        left = self._left_for(attempt) - set(attempt.votes)
+        return not policy.is_quorum(able, self.ledger.voters, self._coordinator, left)
 
     def _can_vote(self, now: Instant) -> bool:
         """Whether this leader's own vote may still come: an observer is there to compute the digest."""

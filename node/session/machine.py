@@ -55,6 +55,11 @@ class Session(Voting):
         return max(due, now)
 
     @property
+    def head_since(self) -> Instant:
+        """When the head that is held came to this member."""
+        return self._succession.head_since
+
+    @property
     def abstains(self) -> bool:
         """Whether what it signed in this round may be lost, so that it signs nothing until the next commit."""
         return self._voter.abstains
@@ -224,7 +229,7 @@ class Session(Voting):
             return [ev.Stop(4, f"the coordinator has been away for {days:g} days: the state is kept for its return")]
         ledger, settled = self.ledger, not (self._fetching or self._asking or self._commit or self._left)
         can_lead = self._stands_in and settled and not self._voter.abstains and self._reachable is not False
-        return self._succession.advance(ledger, can_lead, self._promised(), now)
+        return self._succession.advance(ledger, can_lead, self._promised(), now, ready=self._has_trained())
 
     def _promised(self) -> int:
         return self._voter.promised(self.ledger) if self.ledger is not None else -1
@@ -267,6 +272,11 @@ class Session(Voting):
             bytes_sent=0,
             bytes_received=0,
         )
+
+    def _has_trained(self) -> bool:
+        """Whether it has made all the steps that it was asked for in this round."""
+        training = self._training
+        return training is not None and (training.encoded is not None or 0 < training.steps <= training.step)
 
     def _has_enough(self) -> bool:
         """Whether it has made steps enough to contribute, be it fewer than it was asked for."""

@@ -1,19 +1,22 @@
 """Who leads while the coordinator is away: whose turn it is after how much silence, and when a stand-in steps down.
 
 Each member decides by its own clock. Several stand-ins at once are safe, since a number is promised to one leader
-only; the order in which their turns come, from the head that all know, makes one of them prevail.
+only; the order in which their turns come, from the head that all know, makes one of them prevail. Who commits nothing
+in its turn goes to the end, whatever it says: then nobody refuses the next one for its sake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aggregation.digest import tagged_hash
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from node.session import events as ev
 from node.session.events import Effect
+from node.session.turns import Turns
 from protos.messages import PeerId
+from protos.runspec import DeadlineSpec
 
 DOUBLINGS_MOST = 3
 """By so many promised numbers of a round the turns are put off: a stand-in that fails again and again is not raced."""
@@ -32,15 +35,17 @@ class Succession:
     Args:
         me: this member.
         coordinator: who leads whenever it can be heard.
-        stand_in_s: silence before the first turn comes; the k-th comes after (k + 1) times as long.
+        deadlines: `stand_in_s` of silence go before the first turn; the k-th comes after (k + 1) times as long.
         now: the present, from which silence counts at first.
     """
 
-    def __init__(self, me: PeerId, coordinator: PeerId, stand_in_s: float, now: Instant) -> None:
-        self._me, self._coordinator, self._stand_in_s = me, coordinator, stand_in_s
+    def __init__(self, me: PeerId, coordinator: PeerId, deadlines: DeadlineSpec, now: Instant) -> None:
+        self._me, self._coordinator, self._stand_in_s = me, coordinator, deadlines.stand_in_s
+        self._turns_held = Turns(deadlines, now)
+        self._spent: dict[PeerId, None] = {}  # whose turn went by without a commit, in the order in which it did
         self._heard: dict[PeerId, Instant] = {}
         self._up: dict[PeerId, None] = {}
-        self._last_word_at = now  # of any leader but this member itself
+        self._last_word_at = now  # of any leader that counts, but this member itself
         self.absent_since = now
         """When the coordinator was heard last, or else the beginning."""
         self._order: tuple[bytes, tuple[PeerId, ...]] = (b"", ())
@@ -52,10 +57,15 @@ class Succession:
 
     def heard(self, leader: PeerId, now: Instant) -> None:
         self._heard[leader] = now
-        if leader != self._me:
+        if leader != self._me and leader not in self._spent:
             self._last_word_at = now
         if leader == self._coordinator:
             self.absent_since = now
+
+    def attempted(self, leader: PeerId, now: Instant) -> None:
+        """A leader has said a word of an attempt of its own."""
+        if leader != self._coordinator:
+            self._turns_held.attempted(leader, now)
 
     def line_up(self, leader: PeerId, now: Instant) -> None:
         self._up[leader] = None
@@ -77,6 +87,11 @@ class Succession:
         if not leads:
             self.said_goodbye(self._me)
 
+    @property
+    def head_since(self) -> Instant:
+        """When the head that is held came to this member."""
+        return self._turns_held.head_at
+
     # -- what is known ----------------------------------------------------------------------------------------
 
     @property
@@ -88,7 +103,8 @@ class Succession:
         heard = [peer for peer in self._up if self._is_heard(peer, now)]
         if self._coordinator in heard:
             return self._coordinator
-        return max(heard, key=lambda peer: (self._heard[peer], peer), default=next(iter(self._up), None))
+        latest = max(heard, key=lambda peer: (peer not in self._spent, self._heard[peer], peer), default=None)
+        return latest if latest is not None else next(iter(self._up), None)
 
     def is_superseded(self, leader: PeerId, now: Instant) -> bool:
         """Whether a stand-in may begin nothing here any more: the coordinator can be heard.
@@ -106,28 +122,33 @@ class Succession:
         ranks = {peer: rank for rank, peer in enumerate(self._ranks(ledger))}
         last = len(ranks)
         for other in self._heard:
-            if ranks.get(other, last) < ranks.get(leader, last) and self._is_heard(other, now):
+            before = other not in self._spent and ranks.get(other, last) < ranks.get(leader, last)
+            if before and self._is_heard(other, now):
                 return f"still hears {other[-6:]}, which stands in for the coordinator"
         return ""
 
     # -- moving on --------------------------------------------------------------------------------------------
 
-    def advance(self, ledger: Ledger | None, can_lead: bool, number: int, now: Instant) -> list[Effect]:
+    def advance(
+        self, ledger: Ledger | None, can_lead: bool, number: int, now: Instant, *, ready: bool = False
+    ) -> list[Effect]:
         """Whom to have lines to, and whether to lead or to stop leading.
 
         Args:
             ledger: the books that are held.
             can_lead: whether this member may stand in.
             number: the highest number that this voter has promised in the round, -1: none.
+            ready: whether this member has trained in the round and made all its steps.
         """
-        effects: list[Effect] = []
-        turns = self._turns(ledger, number)
+        effects = self._end_turns(ledger, number, ready, now)
+        turns = list(self._turns(ledger, number))
         here = self._is_heard(self._coordinator, now)
         if self.leads and not self._stepping_down and (reason := self._why_step_down(ledger, now)):
             self._stepping_down = True
             effects.append(ev.StepDown(reason))
         due = [] if here else [peer for peer, at in turns if now >= at]
-        if self._me in due and can_lead and not self._asked:
+        self._come_again(due, ledger, now)
+        if self._me in due and can_lead and not self._asked and not self._why_step_down(ledger, now):
             self._asked = True
             effects.append(ev.Lead())
         lately = [peer for peer in self._heard if self._is_heard(peer, now)]
@@ -143,7 +164,48 @@ class Succession:
         """When a turn comes, if nobody is heard until then."""
         if self._is_heard(self._coordinator, now):
             return Instant(max(self._last_word_at, self._heard[self._coordinator]) + self._patience_s(number))
-        return min((at for _, at in self._turns(ledger, number) if at > now), default=None)
+        due = [at for _, at in self._turns(ledger, number)]
+        holder = self._holder(ledger, now)
+        if ledger is not None and holder is not None:
+            due += [at for at in (self._turns_held.ends_at(holder, ledger),) if at is not None]
+        return min((at for at in due if at > now), default=None)
+
+    def _end_turns(self, ledger: Ledger | None, number: int, ready: bool, now: Instant) -> list[Effect]:
+        """Put whose turn went by without a commit at the end; silence counts from then on, whatever it says."""
+        effects: list[Effect] = []
+        if ledger is None:
+            return effects
+        self._turns_held.watch(self._holder(ledger, now), ledger, ready, now)
+        while (holder := self._holder(ledger, now)) is not None:
+            ends_at = self._turns_held.ends_at(holder, ledger)
+            if ends_at is None or now < ends_at:
+                break
+            self._turns_held.over(holder)
+            self._spent.pop(holder, None)
+            self._spent[holder] = None
+            self._last_word_at = Instant(now + self._stand_in_s - self._patience_s(number))
+            self._turns_held.watch(self._holder(ledger, now), ledger, ready, now)
+            whose = "this node stands in" if holder == self._me else f"{holder[-6:]} stands in"
+            effects.append(ev.Say(f"{whose} for the coordinator and commits nothing: others have their turn now"))
+        return effects
+
+    def _come_again(self, due: Iterable[PeerId], ledger: Ledger | None, now: Instant) -> None:
+        """Those whose turn comes once more, since nobody leads who comes before them. Their words count again."""
+        if self._spent and self._holder(ledger, now) is None:
+            for peer in due:
+                if peer in self._spent:
+                    del self._spent[peer]
+                    if self._is_heard(peer, now):
+                        self._last_word_at = now
+
+    def _holder(self, ledger: Ledger | None, now: Instant) -> PeerId | None:
+        """Whose turn it is: of the stand-ins that are heard, and whose word counts, the first; none beside the
+        coordinator."""
+        if ledger is None or self._is_heard(self._coordinator, now):
+            return None
+        heard = [peer for peer in self._heard if peer not in self._spent and self._is_heard(peer, now)]
+        ranks = {peer: rank for rank, peer in enumerate(self._ranks(ledger))}
+        return min(heard, key=lambda peer: (ranks.get(peer, len(ranks)), peer), default=None)
 
     def _turns(self, ledger: Ledger | None, number: int) -> Iterator[tuple[PeerId, Instant]]:
         if ledger is None:
@@ -159,13 +221,17 @@ class Succession:
             return "the state is lost"
         ranks = self._ranks(ledger)
         before = ranks[: ranks.index(self._me)] if self._me in ranks else ranks
+        before = tuple(peer for peer in before if peer not in self._spent)
         better = next((peer for peer in before if peer in self._up and self._is_heard(peer, now)), None)
         return f"{better[-6:]}, whose turn came before, leads as well" if better else ""
 
     def _ranks(self, ledger: Ledger) -> tuple[PeerId, ...]:
         if self._order[0] != ledger.head:
             self._order = (ledger.head, order(ledger, self._coordinator))
-        return self._order[1]
+        ranks = self._order[1]
+        if not self._spent:
+            return ranks
+        return (*(peer for peer in ranks if peer not in self._spent), *(peer for peer in self._spent if peer in ranks))
 
     def _patience_s(self, number: int) -> float:
         return self._stand_in_s * 2.0 ** min(max(number, 0), DOUBLINGS_MOST)

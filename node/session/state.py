@@ -53,7 +53,7 @@ class SessionState:
         self.me, self.spec, self._sealer, self._coordinator = me, spec, sealer, coordinator
         self._voter, self.ledger, self._observer, self._rounds = voter, ledger, observer, rounds
         self._line = False
-        self._succession = Succession(me, coordinator, spec.deadlines.stand_in_s, now)
+        self._succession = Succession(me, coordinator, spec.deadlines, now)
         self._leader_now: PeerId | None = None
         self._stands_in = stands_in and not observer
         self._signed_head = signed_head.head if signed_head else None

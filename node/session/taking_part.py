@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregation.exchange import ExchangeEffect, Inquired
-from coordinator.rounds import work
+from coordinator.rounds import policy, work
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence, deal_faults, evidence_redeal_faults, lines_of
@@ -17,6 +17,7 @@ from protos.messages import (
     Commitment,
     Inquiry,
     Plan,
+    Prepare,
     Propose,
     Refusal,
     Signed,
@@ -32,12 +33,17 @@ class TakingPart(Chain):
             return []
         here = (ledger.run, ledger.epoch, ledger.round + 1, ledger.head)
         mine = next((member for member in plan.members if member.peer == self.me), None)
-        if (plan.run, plan.epoch, plan.round, plan.previous) != here or mine is None:
+        if (plan.run, plan.epoch, plan.round, plan.previous) != here:
+            return []
+        self._note_attempt(plan, ledger, now)
+        if mine is None:
             return []
         if self._part is not None and self._part.planned.plan_hash == event.plan_hash:
             return self._commit_to_plan()
         if self._succession.is_superseded(plan.leader, now) and not self._has_promised(plan, ledger):
             reason = "hears the coordinator"
+            return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
+        if reason := self._too_far(plan, now):
             return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
         self._reachable = mine.reducer
         if refusal := self._voter.bound(plan, ledger):
@@ -51,6 +57,18 @@ class TakingPart(Chain):
         self._proposed = None
         self._part = Part(event, now)
         return effects + self._commit_to_plan()
+
+    def _too_far(self, asked: Plan | Prepare | Propose, now: Instant) -> str:
+        """Why a stand-in may not bind this voter to a number that leaves others none: it would hold up the round."""
+        if asked.leader == self._coordinator:
+            return ""
+        most = 2 * policy.numbers_most(now - self._succession.head_since)
+        return f"number {asked.attempt} is too far ahead: up to {most} by now" if asked.attempt > most else ""
+
+    def _note_attempt(self, asked: Plan | Prepare | Propose, ledger: Ledger, now: Instant) -> None:
+        """Whoever stands in for the coordinator has begun to try this round's commit."""
+        if (asked.epoch, asked.round) == (ledger.epoch, ledger.round + 1):
+            self._succession.attempted(asked.leader, now)
 
     def _has_promised(self, asked: Plan | Propose, ledger: Ledger) -> bool:
         """Whether this voter has promised the number of an attempt to its leader, or has voted in it."""

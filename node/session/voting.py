@@ -28,7 +28,8 @@ class Voting(TakingPart):
         ledger = self.ledger
         if ledger is None or self._observer:
             return []
-        if reason := self._succession.why_not(prepare.leader, ledger, now):
+        self._note_attempt(prepare, ledger, now)
+        if reason := self._succession.why_not(prepare.leader, ledger, now) or self._too_far(prepare, now):
             refusal = Refusal(prepare.epoch, prepare.round, prepare.attempt, reason)
             return [ev.TellLeader(refusal, prepare.leader)]
         answer = self._voter.prepared(prepare, ledger)
@@ -40,6 +41,7 @@ class Voting(TakingPart):
         ledger, propose = self.ledger, event.propose
         if ledger is None or self._commit is not None or self._left or propose.round > ledger.round + 1:
             return []  # it is told again once the state has caught up
+        self._note_attempt(propose, ledger, now)
         if not order_faults(event.orders, ledger, self.specs) and (needs := self._restore_for(event)) is not None:
             return needs
         refusal = self._why_not(event, ledger, now)
@@ -77,6 +79,8 @@ class Voting(TakingPart):
         propose = event.propose
         if self._succession.is_superseded(propose.leader, now) and not self._has_promised(propose, ledger):
             return Refusal(propose.epoch, propose.round, propose.attempt, "hears the coordinator")
+        if reason := self._too_far(propose, now):
+            return Refusal(propose.epoch, propose.round, propose.attempt, reason)
         if self._is_voter(ledger) and (refusal := self._voter.would_vote(propose, ledger)):
             return refusal
         if reason := self._left_out(event):
@@ -91,7 +95,8 @@ class Voting(TakingPart):
         if self._lacks_spec():
             return [f"revision {ledger.spec_revision} of the RunSpec is not known here"]
         orders = self._orders_of(event)
-        return body_faults(event.body, evidence, result_hashes, ledger, self.spec, self._coordinator, orders)
+        coordinator, attempt = self._coordinator, event.propose.attempt
+        return body_faults(event.body, evidence, result_hashes, ledger, self.spec, coordinator, orders, attempt=attempt)
 
     def _is_voter(self, ledger: Ledger) -> bool:
         return self.me in ledger.voters and not self._observer

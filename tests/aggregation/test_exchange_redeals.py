@@ -194,15 +194,41 @@ def test_who_reduces_nothing_any_more_reports_nothing() -> None:
 def test_an_inquiry_is_answered_at_once_and_again() -> None:
     one = exchange("r", ["a", "b"], [("r",), ("r",)])
     arrive(one, "a", 0)
-    assert one.handle(Inquired(("a",))) == [ReportMissing(((1, "a"),), ("a",))]
     arrive(one, "a", 1)
     assert one.handle(Inquired(("a",))) == [ReportMissing((), ("a",))]
+    assert one.handle(Inquired(("b", "z"))) == [ReportMissing(((0, "b"), (1, "b")), ("b", "z"))]
     assert one.handle(Inquired(("a", "b"))) == [ReportMissing(((0, "b"), (1, "b")), ("a", "b"))]
+
+
+def test_who_lacks_rows_of_who_is_gone_says_so_when_it_lacks_no_others() -> None:
+    one = exchange("r", ["a", "b", "c"], [("r",), ("r",)])
+    arrive(one, "a", 0)
+    assert one.handle(Inquired(("a",))) == []
+    arrive(one, "b", 0)
+    arrive(one, "b", 1)
+    assert one.handle(Inquired(("a", "b"))) == []  # another is gone: the newest question is the one to answer
+    assert not any(isinstance(effect, ReportMissing) for effect in arrive(one, "c", 0))
+    assert arrive(one, "c", 1)[-1] == ReportMissing(((1, "a"),), ("a", "b"))
+
+
+def test_who_lacks_others_rows_too_answers_once_those_of_who_is_gone_have_come() -> None:
+    one = exchange("r", ["a", "b"], [("r",), ("r",)])
+    arrive(one, "a", 0)
+    assert one.handle(Inquired(("a",))) == []
+    assert arrive(one, "a", 1)[-1] == ReportMissing((), ("a",))
+
+
+def test_an_inquiry_is_forgotten_with_its_set() -> None:
+    one = exchange("r", ["a", "b", "c"], [("r",)])
+    assert one.handle(Inquired(("a",))) == []
+    one.handle(redealt(1, ["b", "c"], (("r",),)))
+    assert not any(isinstance(effect, ReportMissing) for effect in arrive(one, "b", 0) + arrive(one, "c", 0))
 
 
 def test_an_answer_waits_for_a_row_that_is_being_checked() -> None:
     for fault, lacks in (("", ()), ("wrong", ((0, "a"),))):
-        one = exchange("r", ["a", "b"], [("r",)])
+        one = exchange("r", ["a", "b"], [("r",), ("x",)])
+        arrive(one, "b", 0)
         assert one.admit("a", 0, ROW_BYTES[0]) == ""
         one.handle(RowArrived("a", 0))
         assert one.handle(Inquired(("a",))) == []
@@ -211,6 +237,7 @@ def test_an_answer_waits_for_a_row_that_is_being_checked() -> None:
 
 def test_a_row_that_is_on_its_way_is_not_there() -> None:
     one = exchange("r", ["a", "b"], [("r",)])
+    arrive(one, "b", 0)
     assert one.admit("a", 0, ROW_BYTES[0]) == ""
     assert one.handle(Inquired(("a",))) == [ReportMissing(((0, "a"),), ("a",))]
 

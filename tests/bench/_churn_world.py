@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
@@ -23,6 +22,9 @@ START_S = 600.0
 ROUND_MOST_S = 1500.0
 UNCOUNTED = 1
 """Committed rounds before the measured ones: speeds and bandwidths are not known in the first."""
+SETTLES = 3.0
+"""Where members come and go, so many times what they are away pass before the measured rounds: at first all are there,
+and a world whose first round is longer than another's would have fewer of them in those that are measured."""
 
 Speeds = Literal["alike", "mixed", "heavy"]
 
@@ -125,9 +127,11 @@ def made(mix: Mix) -> World:
 
 
 def measured(mix: Mix, n_rounds: int) -> Outcomes:
-    """Live through so many committed rounds, after the first. Raises Stuck if they don't come."""
+    """Live through so many committed rounds, after the first ones. Raises Stuck if they don't come."""
     world = made(mix).start()
     _run(world, UNCOUNTED, START_S)
+    while math.isfinite(mix.life_s) and world.now < SETTLES * mix.away_s:
+        _run(world, 1, ROUND_MOST_S)
     world.meter = Meter(Sizes(world.registry, [*world.members, world.coordinator]))
     before, began_at = _books(world), world.now
     n_before = len(world.chain.commits)
@@ -157,11 +161,6 @@ def measured(mix: Mix, n_rounds: int) -> Outcomes:
         leader_heard_bytes=sum(meter.heard.values()) / n_rounds,
         slow_counted=slow / n_rounds,
     )
-
-
-def mean(mix: Mix, n_rounds: int, seeds: Sequence[int]) -> float:
-    """Counted batches a second, over several seeds."""
-    return sum(measured(replace(mix, seed=seed), n_rounds).batches_per_s for seed in seeds) / len(seeds)
 
 
 def _run(world: World, n_rounds: int, limit_s: float) -> None:

@@ -166,6 +166,13 @@ def test_what_is_signed_is_opened_and_belongs_to_its_signer() -> None:
         envelope = KeySealer(ALICE, RUN.peer).seal(promise)
         await member.say(Signed(envelope))
         assert await made.next() == Spoken(item.line, Heard(ALICE.peer, promise, envelope, link.body))
+        false = replace(promise, proposal=replace(proposal, plan=KeySealer(BOB, RUN.peer).seal(promise), deal=b"deal"))
+        await member.say(Signed(KeySealer(ALICE, RUN.peer).seal(false)))
+        spoken = await made.next()
+        assert isinstance(spoken, Spoken)
+        assert isinstance(spoken.event, Heard)
+        assert spoken.event.evidence is None
+        assert spoken.event.fault, "its line stands, and the deciding code hears why it doesn't hold up"
         vote = Vote(0, 1, 0, COORDINATOR.peer, b"b" * 32, b"d" * 32)
         await member.say(Signed(KeySealer(BOB, RUN.peer).seal(vote)))
         said = await member.hears()

@@ -59,6 +59,7 @@ from protos.messages import (
     Welcome,
 )
 from protos.orders import Kind, OpenedOrder
+from tests.fakes.evidence import carried_evidence
 from tests.fakes.sealer import FakeSealer
 from tests.sim.chain import Violated, check_record
 from tests.sim.network import TO_MEMBER, Line
@@ -248,11 +249,14 @@ class LeaderProcess(Process):
 
     def _heard_signed(self, peer: PeerId, opened: object, envelope: bytes) -> None:
         body: Body | None = None
+        evidence, fault = None, ""
         if isinstance(opened, Promise | Leave) and opened.proposal is not None:
             body = self.world.registry.decode(Body, opened.proposal.body)
+            evidence, fault = carried_evidence(self.world.registry, opened.proposal, body)
         if not isinstance(opened, Commitment | Results | Vote | Promise | Leave):
             raise Violated(f"{peer} signs {opened} for a leader")
-        self.decide(Heard(peer, opened, envelope, body, self.world.chain.orders_of(body) if body is not None else ()))
+        orders = self.world.chain.orders_of(body) if body is not None else ()
+        self.decide(Heard(peer, opened, envelope, body, orders, evidence, fault))
 
     # -- effects ----------------------------------------------------------------------------------------------
 
@@ -295,6 +299,9 @@ class LeaderProcess(Process):
             case Ended(reason):
                 self.ended = reason
             case Say(text):
+                named = " reports a proposal" in text
+                if named and not any(text.startswith(liar[-6:]) for liar in self.world.liars):
+                    raise Violated(f"{self.name} takes an honest voter for a liar: {text}")
                 self.said.append(text)
                 self.world.trace("said", self.name, text)
 

@@ -163,6 +163,8 @@ class MemberProcess(Rows):
             return
         if (event := opened(self.world, message, line.leader.name)) is not None:
             self.decide(event)
+            if isinstance(event, ev.Redealt) and self._exchange is not None and self.world.options.instant_rows:
+                self.later(self.world.options.work_s, self.take_all_rows, self._exchange)
 
     # -- effects ----------------------------------------------------------------------------------------------
 

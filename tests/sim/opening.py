@@ -10,7 +10,6 @@ from protos.messages import (
     AttemptFailed,
     Body,
     Commit,
-    Commitment,
     Deal,
     Goodbye,
     Head,
@@ -22,11 +21,11 @@ from protos.messages import (
     Propose,
     Records,
     Redeal,
-    Results,
     Signed,
     Vote,
     Welcome,
 )
+from tests.fakes.evidence import commitments_of, evidence_in
 from tests.sim.chain import Violated
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def _signed_event(world: World, message: object, envelope: bytes, leader: PeerId
         case Plan():
             return ev.Planned(message, plan_hash(world.registry.encode(message)), envelope)
         case Deal():
-            return ev.Dealt(message, envelope, _commitments(world, message))
+            return ev.Dealt(message, envelope, commitments_of(world.registry, message))
         case Redeal():
             return ev.Redealt(message, leader)
         case Prepare():
@@ -95,25 +94,13 @@ def _signed_event(world: World, message: object, envelope: bytes, leader: PeerId
 def _proposed(world: World, propose: Propose) -> ev.Proposed:
     registry, proposal = world.registry, propose.proposal
     body = registry.decode(Body, proposal.body)
-    hash_ = body_hash(proposal.body)
-    if not proposal.plan:
-        return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=world.chain.orders_of(body))
-    (planner, plan), (dealer, deal) = registry.opened(Plan, proposal.plan), registry.opened(Deal, proposal.deal)
-    if not planner == dealer == body.leader:
-        raise Violated("a proposal of several leaders")
-    hash_of_plan = plan_hash(registry.encode(plan))
-    results = dict(registry.opened(Results, envelope) for envelope in proposal.results)
-    redeal = None
-    if proposal.redeal:
-        redealer, redeal = registry.opened(Redeal, proposal.redeal)
-        if redealer != body.leader:
-            raise Violated("a proposal of several leaders")
-    orders, commitments = world.chain.orders_of(body), _commitments(world, deal)
-    return ev.Proposed(propose, body, hash_, plan, hash_of_plan, deal, commitments, results, redeal, orders)
-
-
-def _commitments(world: World, deal: Deal) -> dict[PeerId, Commitment]:
-    return dict(world.registry.opened(Commitment, envelope) for envelope in deal.commitments)
+    hash_, orders = body_hash(proposal.body), world.chain.orders_of(body)
+    evidence = evidence_in(registry, proposal, body)
+    if evidence is None:
+        return ev.Proposed(propose, body, hash_, None, b"", None, {}, {}, orders=orders)
+    plan, deal, redeal = evidence.plan, evidence.deal, evidence.redeal
+    shown = (evidence.commitments, evidence.results)
+    return ev.Proposed(propose, body, hash_, plan, evidence.plan_hash, deal, *shown, redeal, orders)
 
 
 def _signed(world: World, commit: Commit) -> tuple[tuple[PeerId, Vote | Leave], ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from protos.runspec import DeadlineSpec
 from tests.sim.faults import Faults, inject
+from tests.sim.liars import HOLDING_UP, LIES, PLAIN, hold_up, lying_voters
 from tests.sim.options import Options
 from tests.sim.world import World
 
@@ -174,6 +175,16 @@ def succession(seed: int, **types: Any) -> World:
     return world
 
 
+def liars(seed: int, **types: Any) -> World:
+    """A succession in which one voter makes up what it has signed, and a stand-in is heard and leads nowhere."""
+    rng = Random(f"liars {seed}")
+    world = succession(seed, **types)
+    voter, stand_in = rng.choice(sorted(world.stand_ins)), rng.choice(sorted(world.stand_ins))
+    lying_voters(world, [voter], LIES[rng.choice(PLAIN)])
+    hold_up(world, stand_in, HOLDING_UP[rng.choice(sorted(HOLDING_UP))])
+    return world
+
+
 def run_succession(world: World) -> None:
     world.start()
     world.run_until(lambda: world.round >= 5, SUCCESSION_S)
@@ -250,6 +261,7 @@ SCHEDULES = {
     "ballots": Schedule(ballots, run_ballots),
     "rounds": Schedule(rounds, run_rounds),
     "succession": Schedule(succession, run_succession),
+    "liars": Schedule(liars, run_succession),
 }
 
 

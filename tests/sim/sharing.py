@@ -8,15 +8,15 @@ from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.redealing import Lines, chunks_of, reducers_now
 from node.session import events as ev
 from node.session.machine import Session
-from protos.messages import PeerId
+from protos.messages import PeerId, Proposal
 
 
 def sharing_session(*, instant: bool = False) -> type[Session]:
     """A Session that shares pure results with all others: the same question about the same things has one answer.
 
-    With `instant`, where rows take no time, who reduces nothing does nothing in an exchange.
+    With `instant`, where rows take no time, who reduces nothing does nothing in an exchange, until something changes.
     """
-    bodies: dict[tuple[bytes, bytes], list[str]] = {}
+    bodies: dict[tuple[Proposal, bool, bytes], list[str]] = {}
     deals: dict[tuple[bytes, bytes], list[str]] = {}
     folded: dict[tuple[bytes, bytes], Ledger] = {}
     lines: dict[bytes, Lines] = {}
@@ -24,7 +24,7 @@ def sharing_session(*, instant: bool = False) -> type[Session]:
 
     class SharingSession(Session):
         def _body_faults(self, event: ev.Proposed, ledger: Ledger) -> list[str]:
-            key = (event.body_hash, ledger.head)
+            key = (event.propose.proposal, event.body.attempt <= event.propose.attempt, ledger.head)
             if key not in bodies:
                 bodies[key] = super()._body_faults(event, ledger)
             return bodies[key]
@@ -61,5 +61,11 @@ def sharing_session(*, instant: bool = False) -> type[Session]:
                 return super()._dealt(event, now)
             part.dealt, part.set_hash, part.lines = event, set_hash, lines[event.deal.plan]
             return []
+
+        def _redealt(self, event: ev.Redealt, now: Instant) -> list[ev.Effect]:
+            part, effects = self._part, list[ev.Effect]()
+            if part is not None and part.exchange is None and part.dealt is not None:
+                effects = super()._dealt(part.dealt, now)  # it may be the next in line
+            return [*effects, *super()._redealt(event, now)]
 
     return InstantSession if instant else SharingSession

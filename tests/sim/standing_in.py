@@ -49,6 +49,7 @@ class StandIn(LeaderProcess):
             opened=numbers.get((ledger.epoch, ledger.round + 1), -1),
             numbers=numbers,
             voter=None,
+            head_since=self.world.members[self.name].session.head_since,
             relay=self.world.options.relay,
         )
         self.begin_beating()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,13 +23,14 @@ TURN_S = STAND_IN_S + SHORT.heartbeat_timeout_s + 2.0
 """How long it takes until the first stand-in leads: silence, and those who are gone are given up."""
 
 
-def begun(n: int, **options: object) -> World:
+def begun(n: int, change: Callable[[World], object] = lambda _: None, **options: object) -> World:
     changes = {"stand_in_s": STAND_IN_S, "minority_wait_s": options.pop("minority_wait_s", 10_000.0)}
-    deadlines = SHORT.model_copy(update=changes)
+    deadlines = options.pop("deadlines", SHORT).model_copy(update=changes)  # type: ignore[attr-defined]
     world = World(
         Options(n_members=n, stand_ins=True, deadlines=deadlines, **{"h": 3, "step_s": (0.4, 0.5), **options})  # type: ignore[arg-type]
     )
     world.story = []
+    change(world)
     world.start()
     assert world.run_until(lambda: world.n_committed >= 2, 60.0), told(world)
     return world

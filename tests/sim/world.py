@@ -54,6 +54,8 @@ class World:
         self.specs = {self.spec.revision: self.spec}
         """The revisions of the RunSpec that were ordered; who doesn't know one fetches it."""
         self.rounds_type, self.voter_type = rounds_type, voter_type
+        self.liars: frozenset[PeerId] = frozenset()
+        """Voters that make up what they have signed; nobody else may ever be taken for one."""
         self.session_type = session_type or (
             sharing_session(instant=options.instant_rows) if options.memory else Session
         )

@@ -49,6 +49,7 @@ from tests.coordinator.rounds.cases import (
     results_of,
     seated,
 )
+from tests.fakes.evidence import carried_evidence
 from tests.fakes.sealer import FakeSealer, Registry
 
 OBSERVER = PEERS[30]
@@ -128,10 +129,12 @@ class Script:
 
     def say(self, peer: PeerId, message: Any) -> list[Effect]:
         signed = isinstance(message, Commitment | Results | Vote | Promise | Leave)
-        body = None
+        body, evidence, fault = None, None, ""
         if isinstance(message, Promise | Leave) and message.proposal is not None:
             body = self.registry.decode(Body, message.proposal.body)
-        return self.handle(Heard(peer, message, self.registry.seal(peer, message) if signed else b"", body))
+            evidence, fault = carried_evidence(self.registry, message.proposal, body)
+        envelope = self.registry.seal(peer, message) if signed else b""
+        return self.handle(Heard(peer, message, envelope, body, evidence=evidence, fault=fault))
 
     # -- hearing ----------------------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.rounds import policy
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.events import (
     Committed,
     DigestKnown,
     Disconnected,
+    Instant,
     Reached,
 )
 from coordinator.rounds.learning import AWAITED_MOST, LEARN_MOST_S
@@ -71,7 +73,8 @@ def test_what_a_promise_reports_is_proposed_again_byte_for_byte() -> None:
 def test_of_several_the_one_signed_last_is_proposed() -> None:
     first = voting(3)
     newer = first.last(Propose).proposal
-    older = replace(newer, plan=b"older")
+    older = replace(newer, results=newer.results[::-1])
+    assert older != newer
     script = training(3, opened=1, registry=first.registry)
     script.ready(*PEERS[:3])
     script.promise(PEERS[0], 0, older)
@@ -103,15 +106,26 @@ def test_a_refusal_names_a_number_that_is_passed() -> None:
 def test_one_member_can_not_use_up_a_rounds_numbers() -> None:
     script = training(3, opened=0)
     script.ready(*PEERS[:3])
-    for _ in range(3000):
-        script.say(PEERS[2], Refusal(0, 2, script.rounds._next_number + 10**6 - 1, "promised"))
+    for number in (10**6, 2**31 - 1, 2**40):
+        script.say(PEERS[2], Refusal(0, 2, number, "promised"))
     assert script.phase() is Phase.PREPARE
-    assert script.rounds._next_number == 10**6 + 2
-    # Where it has moved another leader on by as much, those who are bound to that one's numbers still move this one.
-    script.say(PEERS[0], Refusal(0, 2, 10**6 + 7, "promised number 1000007"))
-    script.say(PEERS[1], Refusal(0, 2, 10**6 + 7, "promised number 1000007"))
+    assert script.rounds._next_number == policy.numbers_most(0.0)
+    # Where others are bound to more, room comes by itself, as it has come at the voters before.
+    bound = policy.numbers_most(0.0) + 7
+    for _ in range(2):
+        script.say(PEERS[0], Refusal(0, 2, bound, f"promised number {bound}"))
+        script.say(PEERS[1], Refusal(0, 2, bound, f"promised number {bound}"))
+        script.wait(RETRY_MAX_S)
+    assert script.last(Prepare).attempt == bound + 1
+
+
+def test_a_stand_in_that_has_just_begun_knows_how_long_the_round_has_lasted() -> None:
+    script = training(3, me=PEERS[25], head_since=Instant(-1000.0))
+    script.ready(*PEERS[:3])
+    script.say(PEERS[0], Refusal(0, 2, 10**5, "promised number 100000"))
+    script.say(PEERS[1], Refusal(0, 2, 10**5, "promised number 100000"))
     script.wait(RETRY_FIRST_S)
-    assert script.last(Prepare).attempt == 10**6 + 8
+    assert script.last(Prepare).attempt == 10**5 + 1
 
 
 def test_who_names_higher_numbers_again_and_again_is_left_out() -> None:

@@ -117,9 +117,12 @@ def test_there_is_time_anew() -> None:
 
 def test_an_inquiry_is_answered() -> None:
     script = dealt()
-    script.handle(ev.Inquired(Inquiry(EVIDENCE.plan_hash, (GONE,))))
+    asked = tuple(sorted(EVIDENCE.included()))
+    script.handle(ev.Inquired(Inquiry(EVIDENCE.plan_hash, asked)))
     (answer,) = [effect.effect for effect in script.effects(ev.InExchange)]
-    assert answer == ex.ReportMissing(tuple((chunk, str(GONE)) for chunk in mine()), (str(GONE),))
+    assert answer == ex.ReportMissing(tuple((chunk, str(peer)) for chunk in mine() for peer in asked), asked)
+    script.handle(ev.Inquired(Inquiry(EVIDENCE.plan_hash, (GONE,))))  # it lacks others' rows as well
+    assert script.effects(ev.InExchange) == []
     script.handle(ev.Inquired(Inquiry(NO_HASH, (GONE,))))
     assert script.effects(ev.InExchange) == []
 

@@ -12,15 +12,17 @@ from coordinator.rounds.events import Instant
 from node.session import events as ev
 from node.session.standing_in import Succession, order
 from protos.messages import PeerId
+from protos.runspec import DeadlineSpec
 from tests.coordinator.rounds.cases import COORDINATOR, PEERS, at_head, seated
 
 STAND_IN_S = 10.0
+DEADLINES = DeadlineSpec(stand_in_s=STAND_IN_S)
 LEDGER = seated(4)
 RANKS = order(LEDGER, COORDINATOR)
 
 
 def view_of(me: PeerId, at: float = 0.0) -> Succession:
-    return Succession(me, COORDINATOR, STAND_IN_S, Instant(at))
+    return Succession(me, COORDINATOR, DEADLINES, Instant(at))
 
 
 def advance(view: Succession, at: float, *, can_lead: bool = True, number: int = -1) -> list[ev.Effect]:

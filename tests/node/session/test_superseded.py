@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.rounds import policy
 from node.session import events as ev
 from protos.messages import Commit, Commitment, MemberState, Prepare, Promise, Refusal, Vote, Welcome
 from tests.coordinator.rounds.cases import NO_HASH, PEERS, REGISTRY, SPEC, at_head, empty_body, evidence_of
@@ -11,6 +12,7 @@ from tests.node.session.member_script import BODY, EVIDENCE, LEDGER, Script, com
 
 STAND_IN = PEERS[2]
 NUMBER = 2**31 - 1
+HIGH = policy.numbers_most(0.0)
 
 
 def online() -> Script:
@@ -40,7 +42,7 @@ def test_a_plan_of_the_highest_number_is_refused() -> None:
 def test_the_coordinators_plan_goes_before_a_stand_ins_of_a_higher_number() -> None:
     script = online()
     script.leaders_fall_silent()
-    script.handle(events_of(evidence_of(LEDGER, 3, attempt=NUMBER, leader=STAND_IN))[0])
+    script.handle(events_of(evidence_of(LEDGER, 3, attempt=HIGH, leader=STAND_IN))[0])
     assert script.told(Refusal) == []
     script.line_up()
     still_follows(script)
@@ -64,6 +66,26 @@ def test_what_was_promised_before_the_coordinator_came_back_is_kept() -> None:
     script.handle(events_of(evidence)[0])
     script.encode(evidence)
     assert len(script.told(Commitment)) == 1
+
+
+def test_a_number_that_leaves_others_none_is_neither_promised_nor_followed_nor_voted_on() -> None:
+    """Else one word of a stand-in's would be the last of its round: nobody has a number above it."""
+    script = online()
+    script.leaders_fall_silent()
+    too_far = 2 * policy.numbers_most(script.at) + 1
+    for number in (NUMBER, too_far):
+        asked: list[ev.Event] = [
+            events_of(evidence_of(LEDGER, 3, attempt=number, leader=STAND_IN))[0],
+            ev.Prepared(Prepare(0, 2, number, STAND_IN)),
+            proposed(empty_body(LEDGER, PEERS[:3], SPEC), None, number, STAND_IN),
+        ]
+        for event in asked:
+            script.handle(event)
+            (refusal,) = script.told(Refusal)
+            assert refusal.attempt == number
+            assert "too far ahead" in refusal.reason
+    script.handle(ev.Prepared(Prepare(0, 2, 7, PEERS[1])))
+    assert [promise.attempt for promise in script.told(Promise)] == [7]
 
 
 def test_a_commit_from_nowhere_is_not_gone_after() -> None:
