@@ -90,6 +90,8 @@ class Attempt:
     refused: dict[PeerId, str] = field(default_factory=dict)
     rejected: set[PeerId] = field(default_factory=set)
     """Those of them whom no higher number keeps from a vote: they won't have the proposal."""
+    bound: dict[PeerId, int] = field(default_factory=dict)
+    """The higher numbers that keep voters from promising this one, as they say."""
 
     @property
     def reducers(self) -> tuple[PeerId, ...]:

@@ -54,7 +54,7 @@ def carried_fault(carried: Carried, ledger: Ledger, spec: RunSpec, coordinator: 
 
 def _can_judge(ledger: Ledger, spec: RunSpec, orders: Orders, body: Body) -> bool:
     """Whether all that a voter needs for its checks is here: revisions of the RunSpec, and books to go back to."""
-    if ledger.spec_revision != spec.revision:
+    if ledger.spec_revision != spec.revision or policy.unknown(spec):
         return False
     if orders.envelopes != body.orders or (orders.rollback is not None and orders.target is None):
         return False

@@ -289,7 +289,7 @@ class Rounds(Learning):
             return []
         taken, told = self._taken(event, leave)
         self._left.setdefault(event.peer, (taken, event.envelope))
-        self._pass_number(leave.attempt, now)
+        self._pass_number(leave.attempt, self._believed(now))
         if member := self.members.get(event.peer):
             member.story.append(f"left in round {leave.round}")
         return told
@@ -300,7 +300,7 @@ class Rounds(Learning):
             return []
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
-        self._pass_number(refusal.attempt, now)
+        self._pass_number(refusal.attempt, self._believed(now))
         n_outbid = self._n_outbid.get(peer, 0)
         in_exchange = self.phase in (Phase.COMMITMENT, Phase.EXCHANGE)
         if in_exchange and refusal.attempt > attempt.number and n_outbid < OUTBID_MOST:
@@ -310,6 +310,8 @@ class Rounds(Learning):
         refused[peer] = refusal.reason
         if self.phase is Phase.VOTE and refusal.attempt == attempt.number:
             attempt.rejected.add(peer)
+        if self.phase is Phase.PREPARE and refusal.attempt > attempt.number:
+            self._heard_bound(attempt, peer, refusal.attempt)
         member = self.members.get(peer)
         if member is not None and member.observer and self.phase is Phase.VOTE and self.me not in attempt.votes:
             refused[self.me] = f"the observer: {refusal.reason}"  # no digest, no vote

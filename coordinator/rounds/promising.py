@@ -21,6 +21,7 @@ from coordinator.rounds.events import (
     Tell,
 )
 from coordinator.rounds.members import named
+from coordinator.rounds.voter import ATTEMPTS_MAX
 from coordinator.rounds.voting import LEADER_SLACK, because
 from protos.messages import (
     Leave,
@@ -30,9 +31,12 @@ from protos.messages import (
     Promise,
     Signed,
 )
+from protos.orders import OpenedOrder
 
 R = TypeVar("R", Promise, Leave)
 
+JUDGED_KEPT = 4
+"""Reports of a round whose judgement is kept: honest voters bring few different ones to an attempt."""
 SEEK_S = 20.0
 """Before an epoch is opened, those who are known are asked for newer commits, at most for so long."""
 
@@ -93,7 +97,7 @@ class Promising(Dealing):
             opened.append(Persist(own))
             attempt.promises[self.me] = own
         else:
-            self._pass_number(own.attempt, now, mine=True)
+            self._pass_number(own.attempt, ATTEMPTS_MAX)
         return [*opened, Tell(self._voters_here(), Signed(self._sealer.seal(prepare)))]
 
     def _prepare(self, now: Instant) -> list[Effect] | None:
@@ -117,16 +121,40 @@ class Promising(Dealing):
         silent = [peer for peer in self.ledger.voters if peer not in attempt.promises and not self._is_mine(peer)]
         coming = [peer for peer in silent if self.members.expected(peer, now)]
         if now >= attempt.deadline_at or not self._can_reach_quorum(attempt, [*attempt.promises, *coming]):
+            self._pass_bounds(attempt, [] if now >= attempt.deadline_at else coming, now)
             return self._fail("no quorum of promises" + because(attempt.refused), now)
         return self._wait(f"promises of {named(silent)}")
+
+    def _heard_bound(self, attempt: Attempt, peer: PeerId, number: int) -> None:
+        """A voter names the higher number that it is bound to. Who has named a lower one may well have lied then."""
+        if peer not in attempt.bound and attempt.number > self._named.get(peer, ATTEMPTS_MAX):
+            self._n_untrue[peer] = self._n_untrue.get(peer, 0) + 1
+        self._named[peer] = attempt.bound[peer] = number
+
+    def _pass_bounds(self, attempt: Attempt, coming: Collection[PeerId], now: Instant) -> None:
+        """Pass what voters are bound to without whom there is no quorum, as far as voters follow a stand-in.
+
+        Fewest words that did not hold first, then the lowest number: so a liar that can be done without moves nobody.
+        A coordinator that comes back can't know for how long the round has lasted.
+        """
+        left = self._left_for(attempt)
+        able = [peer for peer in (*attempt.promises, *coming) if peer not in attempt.refused and peer not in self._left]
+        number = -1
+        for peer in sorted(attempt.bound, key=lambda each: (self._n_untrue.get(each, 0), attempt.bound[each], each)):
+            if policy.is_quorum(able, self.ledger.voters, self._coordinator, left):
+                break
+            able.append(peer)
+            number = max(number, attempt.bound[peer])
+        if policy.is_quorum(able, self.ledger.voters, self._coordinator, left):
+            mine = self.me == self._coordinator
+            lasted_s = max(now - self._head_since, self.spec.deadlines.max_absence_s if mine else 0.0)
+            self._pass_number(number, 2 * policy.numbers_most(lasted_s))
 
     def _taken(self, event: Heard, report: R) -> tuple[R, list[Effect]]:
         """A promise or leave as it counts: without what it reports, where no honest voter can have signed that."""
         if report.proposal is None or event.body is None:
             return report, []
-        orders = self._with_needs(event.orders)
-        carried = Carried(report, event.body, event.evidence, event.fault)
-        if not (fault := carried_fault(carried, self.ledger, self.spec, self._coordinator, orders)):
+        if not (fault := self._judged_fault(Carried(report, event.body, event.evidence, event.fault), event.orders)):
             self._know(report.proposal, event.body, event.orders)
             return report, []
         told: list[Effect] = []
@@ -137,6 +165,17 @@ class Promising(Dealing):
             if member := self.members.get(event.peer):
                 member.story.append(what)
         return replace(report, voted_attempt=-1, proposal=None), told
+
+    def _judged_fault(self, carried: Carried, given: tuple[OpenedOrder, ...]) -> str:
+        """`carried_fault`, which builds a round's body again, once for all voters that report the same."""
+        report = carried.report
+        key = (type(report), report.attempt, report.voted_attempt, report.proposal)
+        if (fault := self._judged.get(key)) is None:
+            orders = self._with_needs(given)
+            fault = self._judged[key] = carried_fault(carried, self.ledger, self.spec, self._coordinator, orders)
+            while len(self._judged) > JUDGED_KEPT:
+                del self._judged[next(iter(self._judged))]
+        return fault
 
     def _doubtful(self, attempt: Attempt) -> set[PeerId]:
         """Who reports a proposal that is better not made again, if a quorum can be had beside it.

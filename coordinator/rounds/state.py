@@ -88,6 +88,8 @@ class RoundState:
         self._next_number = max(opened + 1, self._first_number)
         self._head_since = now if head_since is None else head_since
         self._n_outbid: dict[PeerId, int] = {}  # attempts of this round that each has ended by naming a higher number
+        self._n_untrue: dict[PeerId, int] = {}  # how often each has refused a number above the one that it had named
+        self._named: dict[PeerId, int] = {}  # the highest number that each voter has named in this round
         self._used = dict(numbers or {})  # numbers by epoch and round: none may be used again, whatever came between
         self._round_began_at = now
         self._retry_at = now
@@ -98,6 +100,7 @@ class RoundState:
         self._body_orders: dict[bytes, tuple[OpenedOrder, ...]] = {}  # and their orders
         self._unhad: set[bytes] = set()  # those whose results could not be had, or which too many won't have
         self._proposed_here: set[bytes] = set()  # those that this leader has proposed, by their bytes
+        self._judged: dict[tuple[type, int, int, Proposal | None], str] = {}  # what is wrong with the last few reports
         self._told_of: set[PeerId] = set()  # who has reported a proposal in this round that nobody can have signed
         self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
         self._pending: list[OpenedOrder] = []  # orders that no commit carries yet, by their numbers
@@ -151,8 +154,8 @@ class RoundState:
         self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
         self._round_began_at = self._retry_at = self._head_since = now
         self._failed, self._left, self._digests, self._bodies, self._body_orders = [], {}, {}, {}, {}
-        self._unhad, self._n_outbid = set(), {}
-        self._proposed_here, self._told_of = set(), set()
+        self._unhad, self._n_outbid, self._n_untrue, self._named = set(), {}, {}, {}
+        self._proposed_here, self._told_of, self._judged = set(), set(), {}
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
         self._cut_at, self._reckoned_at, self._announced, self._cut = Instant(math.inf), None, False, False
@@ -238,12 +241,14 @@ class RoundState:
         """The first number of the round after the head that this leader has never used."""
         return max(self._first_number, self._used.get((self.ledger.epoch, self.ledger.round + 1), -1) + 1)
 
-    def _pass_number(self, number: int, now: Instant, *, mine: bool = False) -> None:
-        """A voter is bound to this number: the next attempt must pass it. Others may lie about it, but they move this
-        leader no further than every voter follows."""
-        most = ATTEMPTS_MAX if mine else policy.numbers_most(now - self._head_since)
+    def _pass_number(self, number: int, most: int) -> None:
+        """A voter is bound to this number: the next attempt must pass it, as far as it is believed."""
         if number < ATTEMPTS_MAX:
             self._next_number = max(self._next_number, min(number + 1, most))
+
+    def _believed(self, now: Instant) -> int:
+        """Up to which number one voter is believed, who may lie: no further than every voter follows."""
+        return policy.numbers_most(now - self._head_since)
 
     # -- small things -----------------------------------------------------------------------------------------
 

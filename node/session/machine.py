@@ -56,7 +56,7 @@ class Session(Voting):
 
     @property
     def head_since(self) -> Instant:
-        """When the head that is held came to this member."""
+        """When the head that is held came to this member, as far as it knows."""
         return self._succession.head_since
 
     @property

@@ -89,8 +89,8 @@ class Succession:
 
     @property
     def head_since(self) -> Instant:
-        """When the head that is held came to this member."""
-        return self._turns_held.head_at
+        """When the head that is held came to this member, or to this process where its promises tell no more."""
+        return self._turns_held.head_since
 
     # -- what is known ----------------------------------------------------------------------------------------
 
@@ -176,6 +176,7 @@ class Succession:
         if ledger is None:
             return effects
         self._turns_held.watch(self._holder(ledger, now), ledger, ready, now)
+        self._turns_held.bound_to(number, now)
         while (holder := self._holder(ledger, now)) is not None:
             ends_at = self._turns_held.ends_at(holder, ledger)
             if ends_at is None or now < ends_at:

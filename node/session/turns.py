@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.voting import LEADER_SLACK
@@ -38,7 +39,7 @@ class Turns:
         self._deadlines = deadlines
         self._turns: dict[PeerId, Turn] = {}
         self._head, self._tokens = b"", -1
-        self.head_at = now
+        self.head_at = self.head_since = now
         self._ready_at: Instant | None = None  # when this member had made all its steps
 
     def attempted(self, leader: PeerId, now: Instant) -> None:
@@ -56,11 +57,18 @@ class Turns:
                 turn.n_fruitless += 1
             for turn in self._turns.values():
                 turn.since, turn.attempt_at = now, None
-            self._head, self._tokens, self.head_at, self._ready_at = ledger.head, ledger.tokens, now, None
+            self._head, self._tokens, self._ready_at = ledger.head, ledger.tokens, None
+            self.head_at = self.head_since = now
         if ready and self._ready_at is None:
             self._ready_at = now
         if holder is not None and holder not in self._turns:
             self._turns[holder] = Turn(now)
+
+    def bound_to(self, number: int, now: Instant) -> None:
+        """This member has promised a number: so it has had the head for as long as stand-ins need to get there, though
+        it may have restarted since. Else all who are bound to it would refuse what passes it, for as long again."""
+        needed_s = (number / 2 - policy.NUMBERS_AT_ONCE) / policy.NUMBERS_PER_S
+        self.head_since = min(self.head_since, Instant(now - max(0.0, needed_s)))
 
     def over(self, holder: PeerId) -> None:
         """Its next turn is a new one."""
@@ -71,7 +79,7 @@ class Turns:
 
         Before its first attempt it is given as long again as this member took to train, since a round's training ends
         soon after its median member has: where a majority of voters see it late by that, it is. Who still trains
-        itself waits for as long as training may last.
+        itself waits for as long as training may last, and so does everyone where nothing else ends it.
         """
         turn = self._turns.get(holder)
         if turn is None or ledger.paused:
@@ -83,7 +91,7 @@ class Turns:
         if turn.attempt_at is not None:
             attempt_s = LEADER_SLACK * (limits.commitment_s + limits.exchange_s + 2 * limits.vote_s)
             return Instant(turn.attempt_at + TRIES * attempt_s + grace_s)
-        trained_at = self.head_at + limits.train_limit_s
-        if self._ready_at is not None:
+        trained_at = turn.since + limits.train_limit_s  # as its leader reckons, which may have come late in the round
+        if self._ready_at is not None and limits.deadline_k > 0:
             trained_at = min(trained_at, 2 * self._ready_at - self.head_at)
         return Instant(max(turn.since, trained_at) + grace_s)

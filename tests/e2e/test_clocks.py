@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.network import Network, counted
 
-pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 FIVE_MINUTES_S = 300
 

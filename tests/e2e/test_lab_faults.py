@@ -21,7 +21,6 @@ from tests.e2e.soundness import committed, one_chain
 
 NO_LAB = labs.missing()
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.skipif(bool(NO_LAB), reason=NO_LAB or "a lab can be built"),

@@ -21,7 +21,7 @@ from coordinator.orders import held_rounds
 from node import control
 from tests.e2e.runs import COORDINATOR, NODE, Ended, environment, left_over, run
 
-pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 UNTIL_S = 120.0
 LOOK_S = 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from coordinator.rounds import policy
 from coordinator.rounds.events import Effect, Tell
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import build_body
@@ -182,7 +183,26 @@ class Exhausting(HoldsUp):
         super()._carry_out(effect)
 
 
-HOLDING_UP: dict[str, type[HoldsUp]] = {kind.__name__: kind for kind in (Silent, Freezing, Whispering, Exhausting)}
+class Binding(HoldsUp):
+    """Silent, but for numbers as high as voters follow a stand-in to, over and over."""
+
+    swallowed = (Prepare, Plan, Deal, Propose)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Tell) and isinstance(effect.message, Signed):
+            _, opened = self.world.registry.open(effect.message.envelope)
+            if isinstance(opened, Prepare):
+                since = self.world.members[self.name].session.head_since
+                highest = 2 * policy.numbers_most(self.now() - since) - 100
+                bound = Signed(self.sealer.seal(replace(opened, attempt=highest)))
+                for peer in effect.peers:
+                    if (line := self.lines.get(peer)) is not None:
+                        self.world.send(line, TO_MEMBER, bound)
+        super()._carry_out(effect)
+
+
+KINDS: tuple[type[HoldsUp], ...] = (Silent, Freezing, Whispering, Exhausting, Binding)
+HOLDING_UP: dict[str, type[HoldsUp]] = {kind.__name__: kind for kind in KINDS}
 
 
 def hold_up(world: World, peer: PeerId, kind: type[HoldsUp]) -> HoldsUp:

@@ -119,6 +119,34 @@ def test_one_member_can_not_use_up_a_rounds_numbers() -> None:
     assert script.last(Prepare).attempt == bound + 1
 
 
+def test_voters_without_whom_there_is_no_quorum_are_believed_as_far_as_voters_follow() -> None:
+    script = training(5, me=PEERS[25])
+    script.ready(*PEERS[:5])
+    bound, tried = policy.numbers_most(0.0) + 9_000, [1]
+    for _ in range(6):
+        number = tried[-1]
+        script.say(PEERS[4], Refusal(0, 2, 2 * policy.numbers_most(0.0), "a lie that can be done without"))
+        script.say(PEERS[3], Refusal(0, 2, number + 1, "a lie, each time"))
+        for peer in PEERS[:3]:
+            if script.phase() is Phase.PREPARE and script.last(Prepare).attempt == number:
+                script.say(peer, Refusal(0, 2, bound, f"promised number {bound}"))
+        script.wait(RETRY_MAX_S)
+        tried.append(script.last(Prepare).attempt)
+        if tried[-1] > bound:
+            break
+    assert tried[-1] == bound + 1, tried
+
+
+def test_a_coordinator_that_comes_back_passes_what_voters_were_bound_to_meanwhile() -> None:
+    script = training(3, opened=0)
+    script.ready(*PEERS[:3])
+    bound = 2 * policy.numbers_most(86400.0)
+    for peer in PEERS[:2]:
+        script.say(peer, Refusal(0, 2, bound, f"promised number {bound}"))
+    script.wait(RETRY_FIRST_S)
+    assert script.last(Prepare).attempt == bound + 1
+
+
 def test_a_stand_in_that_has_just_begun_knows_how_long_the_round_has_lasted() -> None:
     script = training(3, me=PEERS[25], head_since=Instant(-1000.0))
     script.ready(*PEERS[:3])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.rounds import promising
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.carried import Carried, carried_fault
 from coordinator.rounds.events import Effect, Heard, Say
@@ -239,3 +240,21 @@ def test_plans_of_the_script_are_named_as_in_a_run() -> None:
     assert why == ""
     assert evidence is not None
     assert evidence.plan_hash == plan_hash(registry.encode(evidence.plan))
+
+
+def test_what_many_voters_report_alike_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Carried] = []
+
+    def judging(what: Carried, *rest: object) -> str:
+        judged.append(what)
+        return carried_fault(what, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(promising, "carried_fault", judging)
+    registry, proposal, _ = whole()
+    script = preparing(3, registry)
+    lie = with_body(registry, proposal, outer_lr=9.0)
+    script.promise(PEERS[2], 0, lie)
+    for peer in PEERS[:2]:
+        script.promise(peer, 0, proposal)
+    assert [each.report.proposal for each in judged] == [lie, proposal]
+    assert script.last(Propose).proposal == proposal

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.rounds import policy
+from coordinator.rounds.voter import Voter
 from node.session import events as ev
 from protos.messages import Commit, Commitment, MemberState, Prepare, Promise, Refusal, Vote, Welcome
 from tests.coordinator.rounds.cases import NO_HASH, PEERS, REGISTRY, SPEC, at_head, empty_body, evidence_of
@@ -86,6 +87,18 @@ def test_a_number_that_leaves_others_none_is_neither_promised_nor_followed_nor_v
             assert "too far ahead" in refusal.reason
     script.handle(ev.Prepared(Prepare(0, 2, 7, PEERS[1])))
     assert [promise.attempt for promise in script.told(Promise)] == [7]
+
+
+def test_who_restarts_still_follows_beyond_the_number_that_it_is_bound_to() -> None:
+    bound = 2 * policy.numbers_most(86400.0)
+    record = Promise(0, 2, bound, STAND_IN, LEDGER.head, -1, None)
+    script = Script(voter=Voter(PEERS[0], record))
+    script.train()
+    script.leaders_fall_silent()
+    script.handle(ev.Prepared(Prepare(0, 2, bound + 1, PEERS[1])))
+    assert [promise.attempt for promise in script.told(Promise)] == [bound + 1]
+    script.handle(ev.Prepared(Prepare(0, 2, 2 * bound, PEERS[1])))
+    assert "too far ahead" in script.told(Refusal)[0].reason
 
 
 def test_a_commit_from_nowhere_is_not_gone_after() -> None:

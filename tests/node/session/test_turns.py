@@ -42,13 +42,19 @@ def test_before_an_attempt_it_has_as_long_again_as_this_member_trained() -> None
     turns = Turns(LIMITS, at(0.0))
     turns.watch(None, LEDGER, False, at(100.0))  # the head came
     turns.watch(FIRST, LEDGER, False, at(120.0))
-    assert turns.ends_at(FIRST, LEDGER) == 100 + 400 + GRACE_S, "it trains still, maybe all others too"
+    assert turns.ends_at(FIRST, LEDGER) == 120 + 400 + GRACE_S, "it trains still, maybe all others too"
     turns.watch(FIRST, LEDGER, True, at(150.0))
     assert turns.ends_at(FIRST, LEDGER) == 200 + GRACE_S
     turns.watch(FIRST, LEDGER, True, at(190.0))
     assert turns.ends_at(FIRST, LEDGER) == 200 + GRACE_S
     turns.watch(SECOND, LEDGER, True, at(300.0))
     assert turns.ends_at(SECOND, LEDGER) == 300 + GRACE_S, "who comes later is given its own time"
+
+
+def test_where_the_limit_alone_ends_training_it_is_waited_for_by_all() -> None:
+    turns = Turns(LIMITS.model_copy(update={"deadline_k": 0.0}), at(0.0))
+    turns.watch(FIRST, LEDGER, True, at(10.0))
+    assert turns.ends_at(FIRST, LEDGER) == 10 + 400 + GRACE_S
 
 
 def test_from_the_first_attempt_on_it_has_two_that_take_all_their_time() -> None:
