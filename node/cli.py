@@ -16,6 +16,7 @@ import typer
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started after gRPC, by spawning: nothing to protect
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong between nodes is said by us
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else each thread spins for its siblings, whoever needs the core
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the RunSpec has all that a model needs
 
 from node.errors import NODE_JS_EXIT_CODE, ConfigError, NodeError

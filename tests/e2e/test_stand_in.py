@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.network import Network, Rows, counted
 from tests.e2e.runs import NODE, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(240)]
 
 BACK_S = 60.0
 """So soon a coordinator that is back must have what was committed without it."""

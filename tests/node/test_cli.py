@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,20 @@ def test_the_command_ends_the_process_with_its_code(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["node", "join", "no invite"])
     cli.main()
     assert ended == [2]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_a_trainers_threads_sleep_where_they_wait_unless_their_owner_says_otherwise(given: str, kept: str) -> None:
+    """Spinning, two nodes and one busy process on two cores trained at a hundredth of their speed."""
+    mine = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    said = subprocess.run(
+        [sys.executable, "-c", "import node.cli, os; print(os.environ['OMP_WAIT_POLICY'])"],
+        env=mine | ({"OMP_WAIT_POLICY": given} if given else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == kept
 
 
 def test_help_is_no_error(terminal: Terminal) -> None:
