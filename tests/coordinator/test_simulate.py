@@ -47,6 +47,13 @@ def test_options_become_settings_and_the_users_own_stand_over_them() -> None:
     assert Path(made.data.path) == Path("text").absolute()
 
 
+@pytest.mark.parametrize(("sets", "k"), [((), 0.0), (("deadlines.deadline_k=3",), 3.0)])
+def test_a_busy_machine_cuts_nobodys_training_unless_that_is_asked_for(sets: tuple[str, ...], k: float) -> None:
+    """Half a second beyond the median cut members of a default run, or left them out, on a machine in use."""
+    options = replace(OPTIONS, sets=sets)
+    assert config.load(options.model, None, options.settings()).deadlines.deadline_k == k
+
+
 @pytest.mark.parametrize(
     ("rule", "codec"), [("arc+nnm+trimmed_mean", "topk"), ("bulyan", "int4"), ("multi_krum", "fp16"), (None, None)]
 )
