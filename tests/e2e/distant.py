@@ -7,9 +7,9 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.control import Caller, find
 from coordinator.folder import RunFolder
@@ -22,6 +22,7 @@ STOP_S = 25.0
 LOOK_S = 0.1
 """Between two looks at a file that another process writes."""
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 class Distant:
@@ -73,12 +74,20 @@ class Distant:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Per commit what digest each peer said that it holds after it."""
+        return self._asked(Caller.digests)
 
-        async def asked() -> dict[str, dict[str, str]]:
+    def head(self) -> int:
+        """The newest committed round, as the coordinator knows it now: its file waits for evaluations."""
+        return max(int(row["round"]) for row in self._asked(Caller.ledger))
+
+    def _asked(self, what: Callable[[Caller], Awaitable[T]]) -> T:
+        """What the coordinator answers on its own host."""
+
+        async def asked() -> T:
             serving = find(RunFolder(self.run_folder))
             assert serving is not None
             async with Caller(serving) as caller:
-                return await caller.digests()
+                return await what(caller)
 
         return self.lab.inside(self.host, lambda: asyncio.run(asked()))
 
