@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,12 +85,15 @@ class Network:
 
     def wait_for(self, condition: Callable[[Rows], bool], limit_s: float = 90.0) -> Rows:
         """The ledger once the condition holds of it; looked at whenever the coordinator says something."""
-        events = urllib.request.urlopen(f"http://{self._http()}/api/events", timeout=limit_s)
-        with events:
+        until_s = time.monotonic() + limit_s
+        with urllib.request.urlopen(f"http://{self._http()}/api/events", timeout=limit_s) as events:
             for line in events:
                 if line.startswith(b"data:") and condition(rows := self.rows()):
                     return rows
-        raise AssertionError(f"the coordinator stopped speaking\n{self.log('coordinator')}")
+                if time.monotonic() > until_s:
+                    break
+        logs = "\n".join(f"-- {name}\n{self.log(name)}" for name in ("coordinator", *self.nodes))
+        raise AssertionError(f"not within {limit_s:g} s, or the coordinator stopped speaking\n{logs}")
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()[-3000:]

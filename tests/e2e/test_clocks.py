@@ -15,7 +15,7 @@ FIVE_MINUTES_S = 300
 
 def test_clocks_that_are_minutes_apart_decide_nothing(tmp_path: Path) -> None:
     """The DHT included, whose library refuses peers that are 3 s apart by the clocks it takes by itself."""
-    settings = ("work.h=6", "deadlines.deadline_k=0")
+    settings = ("work.h=6",)
     with Network(tmp_path, *settings, serve=("--clock-offset", str(-2 * FIVE_MINUTES_S))) as network:
         offsets = {"early": -FIVE_MINUTES_S, "late": FIVE_MINUTES_S}
         for name, offset_s in offsets.items():

@@ -21,7 +21,6 @@ pytestmark = [
 SHORT = (
     "work.h=12",
     "keep.results=200",
-    "deadlines.deadline_k=0",
     "deadlines.heartbeat_s=0.5",
     "deadlines.heartbeat_timeout_s=5",
     "deadlines.stand_in_s=2",

@@ -35,7 +35,6 @@ SETTINGS = (
     "work.h=12",
     "keep.results=200",
     "membership.start_contributors=4",
-    "deadlines.deadline_k=0",
     "deadlines.heartbeat_s=0.5",
     "deadlines.heartbeat_timeout_s=4",
     "deadlines.gone_grace_s=1",
@@ -214,7 +213,7 @@ def test_a_killed_coordinator_is_stood_in_for_and_learns_of_it(network: Distant)
 @pytest.mark.long
 @pytest.mark.timeout(420)
 def test_a_newcomer_at_3_mbit_joins_rounds_of_6_s_within_3_minutes(tmp_path: Path) -> None:
-    paced = ("work.h=60", "work.round_s=6", "deadlines.deadline_k=0")
+    paced = ("work.h=60", "work.round_s=6")
     with labs.Lab(["c0", "n1", "n2", "n3"]) as lab, Distant(lab, tmp_path, *paced) as network:
         network.join("n1")
         network.join("n2")

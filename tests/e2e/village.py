@@ -76,6 +76,7 @@ SETTINGS = (
     "codec.chunk_values=1024",
     "data.sequence_length=11",
     "evaluation.max_tokens=220",
+    "deadlines.deadline_k=0",  # a member shares the machine with who knows what: nobody is cut for that
     "deadlines.heartbeat_s=0.2",
     "deadlines.heartbeat_timeout_s=5",
     "deadlines.gone_grace_s=0.6",
@@ -148,13 +149,14 @@ class Member:
         self.task = asyncio.create_task(join(options, self._outside()), name=f"node {self.folder.name}")
         self.task.add_done_callback(lambda _: self.village.notice())
 
-    async def halted(self, at: str) -> None:
-        """Have it stand still when it next comes to a place, and wait until it does.
+    async def halted(self, at: str, *others: str) -> None:
+        """Have it stand still when it next comes to a place, and wait until it does; at the others, too, unawaited.
 
         Places are `training`, `rows` and `receipt`, the first `state`, `result` or `piece` that it fetches, and
         `before` and `after` it says something to the leader, such as `before vote`.
         """
-        reached = self.halts[at] = asyncio.Event()
+        self.halts |= {place: asyncio.Event() for place in (at, *others)}
+        reached = self.halts[at]
         await self.village.until(reached.is_set, f"{self.folder.name} to halt at {at}")
 
     def go_on(self) -> None:
