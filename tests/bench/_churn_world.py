@@ -54,7 +54,7 @@ class Mix:
     n_chunks: int = 4
     reachable: float = 1.0
     round_s: float = 0.0
-    deadline_k: float = 3.0
+    deadline_k: float = DeadlineSpec().deadline_k
     train_limit_s: float = 600.0
     slow: tuple[float, ...] = ()
     """Times by which the first members are slower than the rest."""
