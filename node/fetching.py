@@ -77,8 +77,9 @@ class Fetcher:
         sizes = frame_sizes(store.grid, codec.result_codec(spec.codec.name), spec.codec.block)
         self._round_bytes = sum(sizes)
         self._gatherer = Gatherer(
-            me, spec, peers=peers, whereabouts=whereabouts, results=results, lied=self._lied, seconds=seconds
-        )
+            me, spec, peers=peers, whereabouts=whereabouts, results=results, pool=pool, lied=self._lied,
+            seconds=seconds,
+        )  # fmt: skip
 
     def amend(self, spec: RunSpec) -> None:
         """Other settings are in force."""

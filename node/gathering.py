@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 from aggregation import codec
 from aggregation.digest import chunk_root, tagged_hash
@@ -39,6 +40,7 @@ class Gatherer:
 
     Args:
         me: this member, who is never asked.
+        pool: where results are checked and kept.
         lied: told of who sent something else than it said, and what.
         seconds: a clock.
     """
@@ -51,12 +53,13 @@ class Gatherer:
         peers: Peers,
         whereabouts: Whereabouts,
         results: ResultsStore,
+        pool: Executor,
         lied: Callable[[PeerId, str], None],
         seconds: Callable[[], float],
     ) -> None:
         self._me, self._spec, self._seconds = me, spec, seconds
         self._failed: dict[PeerId, float] = {}  # when
-        self._peers, self._whereabouts, self._results, self._lied = peers, whereabouts, results, lied
+        self._peers, self._whereabouts, self._results, self._pool, self._lied = peers, whereabouts, results, pool, lied
         self._codec = codec.result_codec(spec.codec.name)
         self._turn = int.from_bytes(tagged_hash("turn", me.encode())[:4])
 
@@ -126,8 +129,10 @@ class Gatherer:
             wanted.setdefault(verify.result_hashes[chunk], []).append(chunk)
         max_bytes = codec.frame_bytes(self._codec, self._spec.codec.chunk_values, self._spec.codec.block)
 
+        loop = asyncio.get_running_loop()
+
         async def sink(hash_: bytes, data: bytes) -> None:
-            if not await asyncio.to_thread(self._keep, area, hash_, data, wanted.get(hash_, [])):
+            if not await loop.run_in_executor(self._pool, self._keep, area, hash_, data, wanted.get(hash_, [])):
                 why = "it sent a result that is not canonical or doesn't have its hash"
                 lacks.note(peer, list(wanted))
                 self._lied(peer, why)

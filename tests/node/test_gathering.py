@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class Watched(FakePeers):
 @dataclass
 class Bench:
     folder: Path
+    pool: Executor
     network: FakeNetwork = field(default_factory=FakeNetwork)
     now_s: float = 0.0
 
@@ -76,7 +78,7 @@ class Bench:
         self.results = ResultsStore(self.folder / "results", sizes, SPEC.codec.leaf_values)
         self.gatherer = Gatherer(
             ME, SPEC, peers=self.peers, whereabouts=self.whereabouts, results=self.results,
-            lied=lambda peer, why: None, seconds=lambda: self.now_s,
+            pool=self.pool, lied=lambda peer, why: None, seconds=lambda: self.now_s,
         )  # fmt: skip
 
     def holder(self, peer: PeerId, round_: int, *chunks: int) -> None:
@@ -109,8 +111,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with ThreadPoolExecutor(1) as pool:
+        yield Bench(tmp_path, pool)
 
 
 def test_the_dht_is_asked_for_nobody_while_those_who_are_known_have_it_all(bench: Bench) -> None:
