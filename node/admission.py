@@ -26,6 +26,7 @@ from coordinator.rounds import policy
 from node.errors import LocalStateError, MachineError, Refused, Unreachable
 from node.files import replace_file, writing
 from node.peers.transport import Credentials
+from node.racing import NoneWillDo, first_of
 from protos import limits, wire
 from protos.bounds import as_reason
 from protos.invite import Invite
@@ -83,12 +84,12 @@ async def admit(
     """
     known = await asyncio.to_thread(_recall, invite, identity, folder, today())
     try:
-        host, info, offset_s = await _first_answer(invite, seconds, connect_s)
+        answer = await _first_answer(invite, seconds, connect_s)
     except Unreachable:
         if known is not None:
             return known
         raise
-    verified = _verify(info, invite)
+    host, info, verified = answer.host, answer.info, answer.verified
     if known is not None and known.spec.revision > verified.spec.revision:  # whoever answers is behind, or lies
         verified = replace(verified, spec=known.spec, spec_envelope=known.spec_envelope)
         info = replace(info, spec=known.spec_envelope)
@@ -103,24 +104,22 @@ async def admit(
             if mine is None:
                 raise  # else the old certificate still does, and whether we are welcome the leader will say
     await asyncio.to_thread(_remember, folder, info, mine)
-    return verified.admission(mine, offset_s, fresh=True)
+    return verified.admission(mine, answer.run_offset_s, fresh=True)
 
 
 async def revision_now(
     invite: Invite, revision: int, *, seconds: Callable[[], float], connect_s: float = CONNECT_S
 ) -> tuple[bytes, RunSpec]:
     """A revision of the RunSpec, as its envelope and opened. Raises Unreachable or Refused."""
-    _, info, _ = await _first_answer(invite, seconds, connect_s, revision)
-    verified = _verify(info, invite)
-    if verified.spec.revision != revision:
-        raise Unreachable("the coordinator", [f"it tells revision {verified.spec.revision} instead"])
-    return info.spec, verified.spec
+    answer = await _first_answer(invite, seconds, connect_s, revision)
+    if answer.verified.spec.revision != revision:
+        raise Unreachable("the coordinator", [f"it tells revision {answer.verified.spec.revision} instead"])
+    return answer.info.spec, answer.verified.spec
 
 
 async def addresses_now(invite: Invite, *, seconds: Callable[[], float], connect_s: float = CONNECT_S) -> Addresses:
     """Where the coordinator and its observer are now. Raises Unreachable or Refused."""
-    _, info, _ = await _first_answer(invite, seconds, connect_s)
-    return _verify(info, invite).addresses
+    return (await _first_answer(invite, seconds, connect_s)).verified.addresses
 
 
 # -- what the run says -------------------------------------------------------------------------------------------------
@@ -185,38 +184,75 @@ def _session(connect_s: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=connect_s))
 
 
-async def _first_answer(
-    invite: Invite, seconds: Callable[[], float], connect_s: float, revision: int = 0
-) -> tuple[str, RunInfo, float]:
-    """The first host of the invite that answers as a coordinator, what it says, and the run clock's offset.
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a host of the invite says of the run, found to be the run's own word."""
 
-    Raises Unreachable with what each host did.
+    host: str
+    info: RunInfo
+    verified: _Verified
+    run_offset_s: float
+
+
+class _NoAnswer(Exception):
+    """Why a host won't do: a few words, or the run's refusal."""
+
+    def __init__(self, why: str, refusal: Refused | None = None) -> None:
+        super().__init__(why)
+        self.refusal = refusal
+
+
+async def _first_answer(invite: Invite, seconds: Callable[[], float], connect_s: float, revision: int = 0) -> _Answer:
+    """What the first host says that answers for the run; each is asked a moment after the one before.
+
+    Raises Refused where one that answers is not the run's or not for this version, and none does better; Unreachable
+    with what each host did.
     """
-    tried: list[str] = []
     async with _session(connect_s) as session:
-        for host in invite.hosts:
-            asked_at = seconds()
-            try:
-                about = f"?revision={revision}" if revision else ""
-                async with session.get(f"http://{host}/v1/run{about}", allow_redirects=False) as response:
-                    raw = await _body(response)
-                if response.status != 200:
-                    tried.append(f"{host}: {_reason(response.status, raw)}")
-                    continue
-                info = wire.decode(RunInfo, raw)
-            except wire.WireError:
-                tried.append(f"{host}: it answers, but is no coordinator")
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                tried.append(f"{host}: {_diagnosis(error, connect_s)}")
-            else:
-                # The clock was read somewhere between our question and the answer: half of that is the best guess.
-                return host, info, info.run_time_s - (asked_at + seconds()) / 2
+
+        async def ask(host: str) -> _Answer:
+            return await _answer_of(session, host, invite, seconds, connect_s, revision)
+
+        outcome = await first_of(list(dict.fromkeys(invite.hosts)), ask, _NoAnswer)
+    if not isinstance(outcome, NoneWillDo):
+        return outcome
+    for failure in outcome.failures.values():
+        if failure.refusal is not None:
+            raise failure.refusal
     raise Unreachable(
         "the coordinator",
-        tried,
+        [f"{host}: {failure}" for host, failure in outcome.failures.items()],
         "check the invite's addresses and the network, and try again later: while the coordinator is away the run goes "
         "on, but only it lets newcomers in",
     )
+
+
+async def _answer_of(
+    session: aiohttp.ClientSession,
+    host: str,
+    invite: Invite,
+    seconds: Callable[[], float],
+    connect_s: float,
+    revision: int,
+) -> _Answer:
+    """Raises _NoAnswer."""
+    asked_at = seconds()
+    about = f"?revision={revision}" if revision else ""
+    try:
+        async with session.get(f"http://{host}/v1/run{about}", allow_redirects=False) as response:
+            raw = await _body(response)
+        if response.status != 200:
+            raise _NoAnswer(_reason(response.status, raw))
+        info = wire.decode(RunInfo, raw)
+        # The clock was read somewhere between our question and the answer: half of that is the best guess.
+        offset_s = info.run_time_s - (asked_at + seconds()) / 2
+        return _Answer(host, info, _verify(info, invite), offset_s)
+    except wire.WireError as error:
+        raise _NoAnswer("it answers, but is no coordinator") from error
+    except Refused as error:
+        raise _NoAnswer(error.cause, error) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise _NoAnswer(_diagnosis(error, connect_s)) from error
 
 
 async def _ask(host: str, request: bytes, connect_s: float) -> AdmitResponse:

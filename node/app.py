@@ -54,6 +54,7 @@ from node.ports import Peers, Records, Traffic
 from node.record import OwnRecord, advertised, advertised_hosts
 from node.residual import Residuals
 from node.results import ResultsStore
+from node.room import check_room_for
 from node.selfline import SelfOpener
 from node.session import events as ev
 from node.session.catching_up import commits_kept
@@ -193,6 +194,7 @@ class _Node:
         specs = {spec.revision: spec, **await asyncio.to_thread(kept_specs.load)}
         if store.current is not None:  # the coordinator may have told of one that is not in force here yet
             spec = specs.get(store.current.ledger.spec_revision, spec)
+        await asyncio.to_thread(check_room_for, spec, options.data)
         await asyncio.to_thread(replace_file, work / "spec.json", spec.to_bytes())
         if options.run_dir is not None and store.current is None:
             await asyncio.to_thread(self._install_first_state, options.run_dir, store)
@@ -278,7 +280,13 @@ class _Node:
                     lambda: landmarks.observer,
                     self._seconds,
                 ),
-                HttpSource(options.invite.hosts, self._seconds, down=line_use["down"], traffic=traffic),
+                HttpSource(
+                    options.invite.hosts,
+                    self._seconds,
+                    down=line_use["down"],
+                    traffic=traffic,
+                    no_progress_s=spec.deadlines.no_progress_s,
+                ),
             ],
         )
         await asyncio.to_thread(pieces.open)

@@ -141,6 +141,7 @@ class HttpSource:
     """The coordinator's `GET /v1/data/HASH`, at each HOST:PORT in turn.
 
     Args:
+        no_progress_s: who sends nothing for so long is given up.
         down: how fast bytes may come in, with those of this node's other connections.
         traffic: where they are counted.
     """
@@ -150,9 +151,9 @@ class HttpSource:
         hosts: Sequence[str],
         seconds: Callable[[], float],
         *,
+        no_progress_s: float,
         down: Direction = UNLIMITED,
         traffic: Traffic | None = None,
-        no_progress_s: float = 30.0,
     ) -> None:
         self._hosts, self._seconds, self._down = tuple(hosts), seconds, down
         self._traffic = traffic if traffic is not None else Traffic()

@@ -24,6 +24,8 @@ EVENT_PAUSE_S = 15.0
 """A comment is sent after so long a silence, so that proxies keep the stream open."""
 EVENT_TAKEN_S = 30.0
 """Who takes no event for so long gives its place to others."""
+BODY_S = 20.0
+"""So long a body of some kilobytes may take to come: a call that was only half sent holds its connection no longer."""
 CALLS_PER_S = 50.0
 CALLS_BURST = 2000.0
 CALLERS_REMEMBERED = 10_000
@@ -59,6 +61,10 @@ def answer_json(content: object, status: int = 200, **headers: str) -> web.Respo
 
 def _error(status: int, code: str, reason: str, **headers: str) -> web.Response:
     return answer_json({"code": code, "reason": reason}, status, **headers)
+
+
+def _too_slow() -> web.Response:
+    return _error(408, "too_slow", f"the body did not come within {BODY_S:g} s")
 
 
 # -- around every call ---------------------------------------------------------------------------------------------
@@ -118,7 +124,12 @@ async def _run(request: web.Request) -> web.Response:
 
 async def _admit(request: web.Request) -> web.Response:
     try:
-        answer = await request.app[SITE].admit(await request.read())
+        async with asyncio.timeout(BODY_S):
+            body = await request.read()
+    except TimeoutError:
+        return _too_slow()
+    try:
+        answer = await request.app[SITE].admit(body)
     except AdmitRefused as refusal:
         return _error(403, refusal.code, str(refusal))
     except AdmitMalformed as error:
@@ -262,8 +273,12 @@ async def _order(request: web.Request) -> web.Response:
     if not _is_operator(request):
         return _not_operator()
     envelope = b""
-    while len(envelope) <= limits.ORDER_BYTES and (part := await request.content.readany()):
-        envelope += part
+    try:
+        async with asyncio.timeout(BODY_S):
+            while len(envelope) <= limits.ORDER_BYTES and (part := await request.content.readany()):
+                envelope += part
+    except TimeoutError:
+        return _too_slow()
     if len(envelope) > limits.ORDER_BYTES:
         return _error(413, "too_large", f"an order has at most {limits.ORDER_BYTES} bytes")
     try:

@@ -9,14 +9,13 @@ import grpc
 
 from node.peers.transport import Credentials, IdentityMismatch, channel_options, failure
 from node.ports import PeerFailed
+from node.racing import OVERLAP_S, NoneWillDo, first_of
 from protos import limits, services, wire
 from protos.calls import PingRequest
 from protos.invite import InviteError, check_host_port
 from protos.messages import PeerId
 
 CONNECT_S = 5.0
-OVERLAP_S = 0.25
-"""A second address is tried beside the first after so long (RFC 8305, section 5)."""
 CHANNELS_SWEPT = 64
 """With so many channels, those that broke are closed before another one is opened: peers come and go for weeks."""
 
@@ -78,33 +77,17 @@ class Dialer:
     async def _race(self, peer: PeerId, addresses: list[str]) -> grpc.aio.Channel:
         if not addresses:
             raise PeerFailed(peer, "no address is known (it may be behind a firewall)")
-        waiting = list(addresses)
-        running: dict[asyncio.Task[grpc.aio.Channel], str] = {}
-        failures: dict[str, PeerFailed] = {}
-        try:
-            while waiting or running:
-                if waiting:
-                    address = waiting.pop(0)
-                    running[asyncio.create_task(self._connect(peer, address))] = address
-                done, _ = await asyncio.wait(
-                    running, timeout=self._overlap_s if waiting else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    address = running.pop(task)
-                    error = task.exception()
-                    if error is None:
-                        return task.result()
-                    if not isinstance(error, PeerFailed):
-                        raise error
-                    failures[address] = error
-        finally:
-            for task in running:
-                task.cancel()
-            for outcome in await asyncio.gather(*running, return_exceptions=True):
-                if isinstance(outcome, grpc.aio.Channel):  # it won a moment after another one
-                    await outcome.close(None)
-        why = "; ".join(f"{address}: {failures[address].why}" for address in addresses)
-        if all(isinstance(error, IdentityMismatch) for error in failures.values()):
+        outcome = await first_of(
+            addresses,
+            lambda address: self._connect(peer, address),
+            PeerFailed,
+            overlap_s=self._overlap_s,
+            spare=lambda channel: channel.close(None),
+        )
+        if not isinstance(outcome, NoneWillDo):
+            return outcome
+        why = "; ".join(f"{address}: {error.why}" for address, error in outcome.failures.items())
+        if all(isinstance(error, IdentityMismatch) for error in outcome.failures.values()):
             raise IdentityMismatch(peer, why)
         raise PeerFailed(peer, why)
 

@@ -177,6 +177,10 @@ class Chain(CatchingUp):
         elif heard.body.outcome is Outcome.COMMITTED and self._training is not None:
             reason = "not planned"
             self._rejected[reason] = self._rejected.get(reason, 0) + 1
+            if n := self._training.step:
+                why = f" (paused by {', '.join(self._paused_by)})" if self._paused_by else ""
+                text = f"round {heard.body.round} went on without this node{why}: its {n} steps are dropped"
+                effects.append(ev.Say(text))
         effects += self._said_empty(heard.body)
         effects += self._learn_orders(heard.orders)
         effects += self._moved()

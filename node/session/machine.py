@@ -304,6 +304,6 @@ class Session(Voting):
             case MemberState.VOTING:
                 return "results, and a quorum of votes"
             case MemberState.TRAINING if self._training is not None and not self._training.started:
-                return "the trainer" if self._training.data_ready else "training data"
+                return self._training.waiting_for()
             case _:
                 return ""

@@ -19,6 +19,8 @@ from protos.runspec import RunSpec
 COMBINED_KEPT = 4
 """Attempts of a round of which is kept what was combined in them: the proposal of an earlier one may come again."""
 
+RANGES_SHOWN = 3
+
 
 @dataclass(slots=True)
 class Training:
@@ -31,6 +33,7 @@ class Training:
     batch_scale: int = 1
     steps: int = 0  # that its seat asks for, since the anchor
     loaded: bool = False
+    data_asked: bool = False
     data_ready: bool = False
     started: bool = False
     step: int = 0
@@ -52,6 +55,13 @@ class Training:
         other.loaded, other.step, other.tokens = True, self.step, self.tokens
         other.inner_loss, other.tokens_per_s = self.inner_loss, self.tokens_per_s
         return True
+
+    def waiting_for(self) -> str:
+        """Until it has started."""
+        if self.data_ready:
+            return "the trainer"
+        spans = ", ".join(f"{span.start} to {span.start + span.count - 1}" for span in self.ranges[:RANGES_SHOWN])
+        return f"training data: batches {spans}{', …' if len(self.ranges) > RANGES_SHOWN else ''}"
 
     def lost(self) -> None:
         """The trainer is gone. What was encoded is on file and still holds, and so do its steps."""

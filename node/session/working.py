@@ -32,7 +32,15 @@ class Working(SessionState):
         if self._before is not None and self._before.goes_on_in(training):
             self._trained_round = round_
         self._training, self._before, self._no_seat = training, None, ""
-        return [ev.FetchData(round_, seat.ranges), *self._train()]
+        return [*self._fetch_data(), *self._train()]
+
+    def _fetch_data(self) -> list[Effect]:
+        """What its seat needs, once; nothing travels for training while it is paused."""
+        training = self._training
+        if training is None or training.data_asked or self._paused_by:
+            return []
+        training.data_asked = True
+        return [ev.FetchData(training.round, training.ranges)]
 
     def _train(self) -> list[Effect]:
         """What the trainer can do next: load the anchor, then train on the seat once its data are here."""
@@ -100,7 +108,7 @@ class Working(SessionState):
             self._paused_by.pop(who, None)
         if bool(self._paused_by) == before:
             return []
-        return [ev.PauseTraining(bool(self._paused_by)), *self._train()]
+        return [ev.PauseTraining(bool(self._paused_by)), *self._fetch_data(), *self._train()]
 
     # -- leaving ----------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class Disk(Protocol):
     """What checkpoints ask of a file system beyond names."""
 
     def free_bytes(self, folder: Path) -> int:
-        """Room left."""
+        """Room left in a folder that need not be there yet. Raises OSError."""
 
     def write(self, path: Path, parts: Iterable[memoryview]) -> None:
         """Make a file of these bytes, on disk when this returns. Raises OSError."""
@@ -97,7 +97,8 @@ class RealDisk:
     """The `Disk` that there is."""
 
     def free_bytes(self, folder: Path) -> int:
-        return shutil.disk_usage(folder).free
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        return shutil.disk_usage(there).free
 
     def write(self, path: Path, parts: Iterable[memoryview]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -130,7 +131,7 @@ class Checkpoints:
         remarks: list[str] = []
         try:
             for left in self._folder.glob(f"*{_PART_SUFFIX}"):
-                left.unlink(missing_ok=True)
+                _clear(left)
             for path in reversed(self._paths()):
                 try:
                     found = _read(path)
@@ -140,10 +141,19 @@ class Checkpoints:
                     remarks.append(f"the checkpoint {path.name} is not used: {error}")
                     path.unlink(missing_ok=True)
                     continue
+                except OSError as error:  # of the disk: the one before may lie where it is well
+                    remarks.append(f"the checkpoint {path.name} can't be read: {error.strerror or error}")
+                    continue
                 return found, remarks
         except OSError as error:
             remarks.append(f"the checkpoints in {self._folder} can't be read: {error.strerror or error}")
         return None, remarks
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether one of so many bytes could be written now. Raises OSError."""
+        due_to_go = self._paths()[: 1 - KEPT]
+        freed_bytes = sum(path.stat().st_size for path in due_to_go)
+        return self._disk.free_bytes(self._folder) + freed_bytes >= n_bytes + self._reserve_bytes
 
     def save(self, position: Position, tensors: Tensors) -> None:
         """Write one. Raises OSError where the disk won't have it; the newest one before it is still there then."""
@@ -157,7 +167,7 @@ class Checkpoints:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         number = int(paths[-1].name.partition("-")[0]) + 1 if paths else 1
         part = self._folder / f"{number:010d}{_PART_SUFFIX}"
-        part.unlink(missing_ok=True)
+        _clear(part)
         hasher = blake3()
         try:
             self._disk.write(part, _hashed([memoryview(head), *map(_raw, tensors.values())], hasher))
@@ -170,7 +180,9 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         """Oldest first."""
-        return sorted(path for path in self._folder.glob("*.safetensors") if _NAME.fullmatch(path.name))
+        return sorted(
+            path for path in self._folder.glob("*.safetensors") if _NAME.fullmatch(path.name) and not path.is_dir()
+        )
 
 
 def resumes(position: Position, belongs: Belonging, anchor: str, ranges: tuple[Range, ...], batch_scale: int) -> str:
@@ -253,6 +265,14 @@ def _hashed(parts: Iterable[memoryview], hasher: blake3) -> Iterator[memoryview]
             piece = part[start : start + _WRITE_BYTES]
             hasher.update(piece)
             yield piece
+
+
+def _clear(path: Path) -> None:
+    """Remove what is in the way, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from node.training.checkpoint import (
 from node.training.link import Remark, Report, Saved
 from protos.messages import Range
 
+VALUE_BYTES = 4
 STATE_BYTES_PER_VALUE = 16
 """Room for a second copy of θ and momentum, in fp32, is left to the node's state, and as much again."""
 
@@ -36,6 +38,7 @@ class Keeper:
         layout: digest of the model's layout, hex.
         spec: the RunSpec's bytes.
         n_values: of the flat vector.
+        n_moments: vectors that the inner optimiser keeps.
         report: takes what came of it.
         clock: seconds that only go forward.
         disk: the file system.
@@ -49,6 +52,7 @@ class Keeper:
         layout: str,
         spec: bytes,
         n_values: int,
+        n_moments: int,
         report: Callable[[Report], None],
         clock: Callable[[], float],
         disk: Disk | None = None,
@@ -57,7 +61,9 @@ class Keeper:
         self.n_unsaved = 0
         """Batches used since the last checkpoint."""
         self._report, self._clock = report, clock
-        self._files = Checkpoints(folder, reserve_bytes=STATE_BYTES_PER_VALUE * n_values, disk=disk)
+        self._bytes_each = VALUE_BYTES * n_values * (1 + n_moments)
+        self._reserve_bytes = STATE_BYTES_PER_VALUE * n_values
+        self._files = Checkpoints(folder, reserve_bytes=self._reserve_bytes, disk=disk)
         self._found, self._remarks = self._files.newest(run, layout)
         self._saved_at = clock()
         self._save_s = 0.0
@@ -73,10 +79,17 @@ class Keeper:
         return found.position.round if found is not None and found.position.cold_step else 0
 
     def say(self) -> None:
-        """Report what was found amiss."""
+        """Report what was found amiss, and a disk that is too small, before anything is lost for want of it."""
         for remark in self._remarks:
             self._report(Remark(remark))
         self._remarks = []
+        try:
+            if self._files.has_room(self._bytes_each):
+                return
+            problem = self._problem(errno.ENOSPC)
+        except OSError as error:
+            problem = self._problem(error.errno)
+        self._report(Saved(0, 0, 0.0, problem))
 
     # -- what an earlier process left -----------------------------------------------------------------------------
 
@@ -123,8 +136,17 @@ class Keeper:
             self._files.save(position, tensors)
             self.n_unsaved = 0
         except OSError as error:
-            problem = os.strerror(error.errno) if error.errno else str(error)
+            problem = self._problem(error.errno)
         self._saved_at = self._clock()
         self._save_s = self._saved_at - began_at
         step = sum(span.count for span in position.used) // max(position.batch_scale, 1)
         self._report(Saved(position.round, step, self._save_s, problem))
+
+    def _problem(self, number: int | None) -> str:
+        """What the disk said, in words that stay the same while it is the same."""
+        said = os.strerror(number or errno.EIO)
+        if number != errno.ENOSPC:
+            return said
+        return (
+            f"{said}: one takes {self._bytes_each / 1e6:.1f} MB, beside {self._reserve_bytes / 1e6:.1f} for the state"
+        )

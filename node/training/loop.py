@@ -144,6 +144,7 @@ class TrainerLoop:
             layout=layout.digest.hex(),
             spec=spec.to_bytes(),
             n_values=layout.n_values,
+            n_moments=0 if spec.inner.optimiser == "sgd" else 2,
             report=self._report,
             clock=self._clock,
         )

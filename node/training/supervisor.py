@@ -246,7 +246,7 @@ class Supervisor:
         before, self.checkpoint_problem = self.checkpoint_problem, report.problem
         if report.problem:
             if report.problem != before:
-                self._say(f"no checkpoint could be written ({report.problem}): a restart would cost this node's steps")
+                self._say(f"no checkpoint can be written ({report.problem}): a restart would cost this node's steps")
             return
         self.checkpoint = {"round": report.round, "step": report.step, "save_s": report.save_s}
         if before:

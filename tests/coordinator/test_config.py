@@ -79,6 +79,7 @@ def test_an_unknown_key_names_the_nearest(word: str, nearest: str) -> None:
         ("work=3", ("work is a section",)),
         ("membership.admission=closed", ("membership.admission", "closed")),
         ("deadlines.heartbeat_s=9", ("heartbeat_timeout_s", "3 heartbeat_s")),
+        ("deadlines.exchange_s=29", ("no_progress_s must not exceed exchange_s", "never replaced in time")),
         ("work.batch_tokens=1000", ("1000", "data.sequence_length")),
         ("codec.leaf_values=3000", ("leaf_values",)),
         ("codec.block=40", ("block", "multiple of 16", "40")),

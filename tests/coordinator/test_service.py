@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.authority import Authority, Tls
 from coordinator.leading import lines as line_limits
+from coordinator.leading import service as service_limits
 from coordinator.leading.lines import Allowance, MemberLine
 from coordinator.leading.ports import Arrived, Departed, Inbound, Observed, Renewed, Spoken
 from coordinator.leading.prober import GrpcProber
@@ -113,11 +114,11 @@ def _as_is(raw: bytes) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def bench() -> AsyncIterator[Bench]:
+async def bench(**options: Any) -> AsyncIterator[Bench]:
     inbox = Inbox()
     inbox.open.set()
     tls = AUTHORITY.issue_own(COORDINATOR.peer, TODAY)
-    service = Service(RUN.peer, tls, inbox, FakeClock(), observer=lambda: OBSERVER.peer)
+    service = Service(RUN.peer, tls, inbox, FakeClock(), observer=lambda: OBSERVER.peer, **options)
     port = await service.start("127.0.0.1:0")
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -126,9 +127,9 @@ async def bench() -> AsyncIterator[Bench]:
         await service.stop(0)
 
 
-def served(scene: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+def served(scene: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), bench() as made:
+        async with asyncio.timeout(10), bench(**options) as made:
             await scene(made)
 
     asyncio.run(main())
@@ -290,6 +291,20 @@ def test_a_member_that_goes_away_is_noticed() -> None:
     served(scene)
 
 
+def test_lines_that_broke_leave_their_room_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_limits, "LINES_MOST", 3)
+
+    async def scene(made: Bench) -> None:
+        for _ in range(10):
+            member, item = await made.arrives(ALICE)
+            member.call.cancel()
+            departed = await made.next()
+            assert isinstance(departed, Departed)
+            assert departed.line is item.line
+
+    served(scene)
+
+
 def test_a_slow_reader_loses_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_limits, "QUEUE_BYTES", 4 * 2**20)
 
@@ -320,6 +335,34 @@ def test_nothing_is_read_while_the_inbox_is_full() -> None:
         assert isinstance(await made.next(), Spoken)
 
     served(scene)
+
+
+def test_streams_on_which_nothing_is_said_hold_up_nobody_and_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line holds a thread: however many lie still, the next one is taken at once."""
+    monkeypatch.setattr(service_limits, "HELLO_S", 0.5)
+
+    async def scene(made: Bench) -> None:
+        still = [await made.member(BOB) for _ in range(60)]
+        for member in still:
+            await member.call.wait_for_connection()
+        member, item = await made.arrives(ALICE)
+        item.line.send(encode_leader_frame(Records((b"r",))))
+        assert await member.hears() == Records((b"r",))
+        for silent in still:
+            assert await silent.hears() == Goodbye("protocol", "no hello within 0 s")
+            assert await silent.hears() is None
+
+    served(scene)
+
+
+def test_a_member_that_falls_silent_loses_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_limits, "GOODBYE_S", 0.05)
+
+    async def scene(made: Bench) -> None:
+        _, item = await made.arrives(ALICE)
+        assert await made.next() == Departed(item.line, "no heartbeat in 0.05 s")
+
+    served(scene, silence_s=0.05)
 
 
 def test_a_taken_port_is_an_error() -> None:

@@ -131,6 +131,25 @@ def test_a_body_is_bounded() -> None:
     served(scene)
 
 
+def test_calls_that_were_only_half_sent_hold_up_nobody_and_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "BODY_S", 0.2)
+
+    async def scene(client: Client, site: FakeSite) -> None:
+        halves = [await asyncio.open_connection(client.host, client.port) for _ in range(60)]
+        for _, writer in halves:
+            writer.write(b"POST /v1/admit HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\nhalf")
+        response = await client.post("/v1/admit", data=b"a whole one")
+        assert (response.status, await response.read()) == (200, b"admitted")
+        assert (await client.get("/api/status")).status == 200
+        for reader, writer in halves:
+            assert b" 408 " in await reader.readline()
+            assert b'"too_slow"' in await reader.readuntil(b"}")
+            writer.close()
+        assert site.asked == [b"a whole one"]
+
+    served(scene)
+
+
 def test_data_by_hash() -> None:
     async def scene(client: Client, site: FakeSite) -> None:
         site.pieces[b"a" * 32] = b"piece"

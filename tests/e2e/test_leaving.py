@@ -18,6 +18,8 @@ from tests.e2e.runs import NODE, left_over, run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 GONE_S = 10.0
+FOLLOWING_S = 0.05
+"""What a round of this small model costs who follows it, with as much again to spare."""
 SETTINGS = ("work.h=6", "work.batch_tokens=256", "deadlines.heartbeat_s=0.5", "deadlines.stand_in_s=600")
 TOLD = {"bob": signal.SIGTERM, "eve": signal.SIGINT, "joe": signal.SIGHUP}
 """A service manager, Ctrl-C, and a terminal that is closed."""
@@ -33,6 +35,13 @@ def family(network: Network, name: str) -> list[psutil.Process]:
 def ended(processes: list[psutil.Process]) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
     return not alive
+
+
+def busy_s(processes: list[psutil.Process], seconds: float) -> float:
+    """Processor time that they take in so many seconds."""
+    before = sum(times.user + times.system for times in (each.cpu_times() for each in processes))
+    time.sleep(seconds)  # what is looked at is that nothing happens meanwhile
+    return float(sum(times.user + times.system for times in (each.cpu_times() for each in processes)) - before)
 
 
 def nothing_held(folder: Path) -> bool:
@@ -127,9 +136,15 @@ def test_parts_that_are_killed_come_back_by_themselves(network: Network) -> None
     assert network.nodes["bob"].poll() is None
 
 
-def test_killed_it_leaves_nothing_and_may_come_back_at_once_still_paused(network: Network) -> None:
+def test_paused_it_leaves_the_machine_alone_and_killed_it_may_come_back_at_once_still_paused(network: Network) -> None:
     processes, peer = family(network, "bob"), network.peer("bob")
     assert run(*NODE, "pause", "--data", network.folder / "bob").code == 0
+    trainer = [each for each in processes if any("node.training.trainer" in word for word in each.cmdline())]
+    assert any(busy_s(trainer, 1.0) <= 0.02 for _ in range(5)), "it trains on"
+    n_before = rows_after(network)
+    taken_s = busy_s(processes, 3.0)
+    n_rounds = rows_after(network) - n_before  # which it follows, so that it may go on at once
+    assert taken_s <= 0.02 * 3.0 + FOLLOWING_S * (n_rounds + 1)
     network.kill("bob")
     assert ended(processes), "helpers outlive their agent"
     n_before = rows_after(network)

@@ -136,10 +136,11 @@ def test_int8_takes_a_quarter_of_the_bytes_of_fp32(tmp_path: Path) -> None:
     assert all(small < 0.27 * large for small, large in zip(int8, fp32, strict=True))
 
 
-def test_with_fp32_and_the_mean_a_run_is_plain_diloco(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [1, 2])
+def test_with_fp32_and_the_mean_a_run_is_plain_diloco(tmp_path: Path, n: int) -> None:
     async def scenario() -> None:
-        async with village(tmp_path, *started(2, "work.end_rounds=2", "codec.name=fp32", "rule.name=mean")) as here:
-            here.settle(2)
+        async with village(tmp_path, *started(n, "work.end_rounds=2", "codec.name=fp32", "rule.name=mean")) as here:
+            here.settle(n)
             await here.everyone_ends()
             rounds = list(diloco.rounds_of(await sound(here)))
             learner = TinyTask.of(here.spec)

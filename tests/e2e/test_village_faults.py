@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.rounds import leases
-from node.errors import Refused
+from node.errors import DiskFull, Refused
 from node.peers.grpc import Credentials, GrpcPeers
 from node.ports import PeerFailed, RowSource
 from protos import limits
@@ -271,6 +271,22 @@ def test_another_runs_id_in_the_invite_is_refused(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="what answers is not run") as caught:
                 await stranger.task
             assert caught.value.exit_code == 5
+
+    live(scenario())
+
+
+def test_a_run_that_is_too_large_for_the_disk_is_refused_before_anything_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with village(tmp_path) as here:
+            monkeypatch.setattr("node.room.least_bytes", lambda _: 2**60)
+            crowded = here.member("crowded")
+            crowded.start()
+            assert crowded.task is not None
+            with pytest.raises(DiskFull, match=rf"needs 1048576\.0 TiB in {crowded.folder}"):
+                await crowded.task
+            assert crowded.peers is None
 
     live(scenario())
 

@@ -7,17 +7,20 @@ import datetime
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from node.admission import CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT, Admission, admit
+from node import admission as admissions
+from node.admission import ANSWER_S, CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT, Admission, admit
 from node.errors import LocalStateError, NodeError, Refused, Unreachable
+from node.racing import first_of
 from protos import limits, wire
 from protos.invite import Invite
 from protos.messages import Addresses, AdmitRequest, AdmitResponse, Operator, PeerId, RunInfo
@@ -381,6 +384,80 @@ def test_every_address_that_fails_says_why_and_a_later_one_will_do(coordinator: 
             assert "host.invalid:80: name not found" in error.value.tried
             assert error.value.exit_code == 4
             assert (await ask(Invite(coordinator.run, (*hosts[:3], host)), folder)).fresh
+
+    asyncio.run(main())
+
+
+@contextmanager
+def mute(host: str = "127.0.0.1") -> Iterator[str]:
+    """An address at which connections open and nothing is ever said."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        yield f"{host}:{listener.getsockname()[1]}"
+
+
+def test_a_host_is_tried_beside_those_that_do_not_answer(
+    coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admissions, "first_of", partial(first_of, overlap_s=0.01))
+
+    async def main() -> None:
+        with ExitStack() as stack:
+            silent = [stack.enter_context(mute()) for _ in range(15)]
+            async with coordinator.serving() as host, asyncio.timeout(ANSWER_S / 3):
+                assert (await ask(Invite(coordinator.run, (*silent, host)), folder)).fresh
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_name_whose_first_address_leads_nowhere_is_reached_by_the_second(
+    coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where IPv6 is half configured: packets to the first one vanish."""
+
+    async def main() -> None:
+        async with coordinator.serving() as host, asyncio.timeout(ANSWER_S / 3):
+            port = int(host.rpartition(":")[2])
+            ways = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
+            found = [(family, socket.SOCK_STREAM, 6, "", where) for family, where in ways]
+            with vanishing("::1", port):
+                monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+                assert (await ask(Invite(coordinator.run, (f"run.example:{port}",)), folder, connect_s=60.0)).fresh
+
+    asyncio.run(main())
+
+
+@contextmanager
+def vanishing(host: str, port: int) -> Iterator[None]:
+    """A listener whose queue is full, so that the kernel answers nobody who comes now."""
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(socket.socket(socket.AF_INET6))
+            listener.bind((host, port))
+        except OSError as error:
+            pytest.skip(f"no IPv6 on this machine: {error}")
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket(socket.AF_INET6))
+            filler.setblocking(False)
+            filler.connect_ex((host, port))
+        yield
+
+
+def test_another_runs_coordinator_at_one_address_is_passed_by(
+    coordinator: Coordinator, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Coordinator(tmp_path / "other")
+
+    async def main() -> None:
+        async with other.serving() as wrong, coordinator.serving() as right:
+            assert (await ask(Invite(coordinator.run, (wrong, right)), folder)).spec == coordinator.spec
+            nowhere = f"127.0.0.1:{closed_port()}"
+            with pytest.raises(Refused, match="is not run"):
+                await ask(Invite(Identity.generate().peer, (nowhere, wrong)), tmp_path)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.founding import genesis_commit
 from node.leaderline import PAUSE_FIRST_S, PAUSE_MAX_S, LeaderLine
 from node.opening import Opener
+from node.peers.dialing import CONNECT_S
 from node.ports import PeerFailed
 from node.session import events as ev
 from protos.messages import AttemptFailed, Goodbye, Hello, PeerId, Records, Refusal, Welcome
@@ -136,6 +137,7 @@ def test_pauses_grow_while_nobody_welcomes_and_start_again_after_a_welcome() -> 
             assert (reason, pause_s) == (f"{LEADER.peer}: nobody knows where it is", wanted_s)
             bench.go_on()
         assert wanted_s == PAUSE_MAX_S
+        assert 1.5 * PAUSE_MAX_S + CONNECT_S < 30, "a leader that is back is found within half a minute"
         bench.known = True
         for _ in range(3):  # lines that were welcomed and break never make it wait longer
             bench.go_on()

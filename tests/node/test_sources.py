@@ -236,7 +236,7 @@ def test_pieces_come_from_the_coordinator_over_http(run: Run, tmp_path: Path) ->
 
     async def main() -> None:
         async with coordinator(packed) as (host, asked):
-            store = new_store(tmp_path / "mine", spec, HttpSource(["127.0.0.1:1", host], now))
+            store = new_store(tmp_path / "mine", spec, HttpSource(["127.0.0.1:1", host], now, no_progress_s=30.0))
             await store.ensure_pieces(range(N_PIECES))
             assert whole(store.files.folder) == whole(packed.files.folder)
             assert len(asked) == N_PIECES + 1
@@ -250,9 +250,31 @@ def test_what_http_says_wrong_is_named(run: Run, tmp_path: Path, options: dict[s
 
     async def main() -> None:
         async with coordinator(packed, **options) as (host, _):  # type: ignore[arg-type]
-            store = new_store(tmp_path / "mine", spec, HttpSource([host], now))
+            store = new_store(tmp_path / "mine", spec, HttpSource([host], now, no_progress_s=30.0))
             with pytest.raises(Unreachable, match=why):
                 await store.ensure_pieces([0])
+
+    asyncio.run(main())
+
+
+def test_a_host_that_stops_in_the_middle_of_a_piece_is_given_up(run: Run, tmp_path: Path) -> None:
+    spec, packed = run
+
+    async def stops(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 80\r\n\r\nhalf")
+        await reader.read()  # until it hangs up
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(stops, "127.0.0.1", 0) as server, asyncio.timeout(5):
+            stalled = "{}:{}".format(*server.sockets[0].getsockname())
+            store = new_store(tmp_path / "mine", spec, HttpSource([stalled], now, no_progress_s=0.05))
+            with pytest.raises(Unreachable, match=stalled):
+                await store.ensure_pieces([0])
+            async with coordinator(packed) as (host, _):
+                source = HttpSource([stalled, host], now, no_progress_s=0.05)
+                await new_store(tmp_path / "other", spec, source).ensure_pieces([0])
 
     asyncio.run(main())
 
@@ -263,7 +285,7 @@ def test_a_source_without_addresses_is_no_crash() -> None:
             pass
 
         with pytest.raises(PeerFailed, match="no address"):
-            await HttpSource([], now).fetch([bytes(32)], 10, sink)
+            await HttpSource([], now, no_progress_s=30.0).fetch([bytes(32)], 10, sink)
 
     asyncio.run(main())
 
@@ -290,7 +312,9 @@ def test_over_http_bytes_are_counted_and_paced_and_a_host_that_failed_is_left_al
     async def main() -> None:
         async with coordinator(packed) as (host, asked):
             traffic, pace = Traffic(), Pace()
-            source = HttpSource([host], lambda: clock[0], down=cast(Direction, pace), traffic=traffic)
+            source = HttpSource(
+                [host], lambda: clock[0], no_progress_s=30.0, down=cast(Direction, pace), traffic=traffic
+            )
             store = new_store(tmp_path / "mine", spec, source)
             await store.ensure_pieces([0])
             assert traffic.received == sum(pace.waited) == 32 * N_PIECES + 80

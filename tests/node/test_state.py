@@ -234,6 +234,26 @@ def test_a_crash_at_any_write_leaves_a_whole_state(tmp_path: Path, monkeypatch: 
     assert (store.folder / CURRENT).read_text() == again.current.folder.name
 
 
+def test_what_a_crash_left_by_the_names_of_the_next_round_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "twin").mkdir()
+    (store, ledger), (twin, twins) = new_store(tmp_path), new_store(tmp_path / "twin")
+    name, _, commit, after = advance(twin, twins)
+    generation = twin.apply(name, commit, after).folder.name
+    before = store.current
+    assert before is not None
+    for left in (store.folder / generation, store.folder / f"candidate-{name.hex()[:16]}"):
+        left.mkdir()
+        (left / "theta.bin").write_bytes(b"half")
+        (left / "folder").mkdir()
+    assert advance(store, ledger)[0] == name
+    held = store.apply(name, commit, after)
+    assert held.folder.name == generation
+    assert sorted(os.listdir(held.folder)) == sorted(os.listdir(before.folder))
+    again = StateStore(store.folder, GRID)
+    assert again.open() == []
+    assert again.current == held
+
+
 def test_a_state_of_a_lower_epoch_that_was_fetched_is_gone_on_with_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (store, ledger), (theirs, _) = new_store(tmp_path), new_store(tmp_path / "theirs")

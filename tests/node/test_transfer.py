@@ -171,6 +171,37 @@ def test_what_was_fetched_before_a_break_is_not_fetched_again(tmp_path: Path) ->
     assert len(scene.holders[1].asked) == 6 - n_done
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["the only one", "one of two"])
+@pytest.mark.parametrize("n_given", [0, 1, 3, 5], ids=lambda n: f"after {n} of 6 chunks")
+def test_a_donor_that_dies_at_any_point_leaves_a_whole_state_or_none(tmp_path: Path, n_given: int, others: int) -> None:
+    scene = Scene(tmp_path, 1 + others)
+    dies, holder = Fault(), scene.holders[0]
+    scene.network.faults[scene.donors[0]] = dies
+    locate = holder.locate
+
+    def last_words(caller: PeerId, kind: str, hash_: bytes) -> tuple[str, int, int] | None:
+        if len(holder.asked) == n_given:
+            dies.break_at_byte, dies.drop = 0, True  # all its streams end, and no call comes through any more
+        return locate(caller, kind, hash_)
+
+    holder.locate = last_words  # type: ignore[method-assign]
+    if others:
+        scene.fetch()
+        scene.check()
+        return
+    with pytest.raises(StateUnavailable, match="broke off"):
+        scene.fetch()
+    assert scene.store.current is None
+    scene.store = StateStore(scene.store.folder, GRID)
+    assert scene.store.open() == []
+    assert scene.store.current is None, "nothing is half loaded, after a restart neither"
+    dies.break_at_byte, dies.drop, holder.locate = None, False, locate  # type: ignore[method-assign]
+    n_before = len(holder.asked)
+    scene.fetch()
+    scene.check()
+    assert len(holder.asked) - n_before <= 6 - n_given + 2, "what was whole is not fetched again: two streams broke"
+
+
 def test_the_newest_state_that_holds_up_is_taken(tmp_path: Path) -> None:
     scene = Scene(tmp_path, 3)
     newer = scene.holders[0].store

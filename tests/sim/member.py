@@ -35,6 +35,8 @@ class MemberProcess(Rows):
         self.stopped: ev.Stop | None = None
         self._downloads: dict[bytes, list[ev.Verify]] = {}  # results on their way, and what waits for them
         self.said: list[str] = []
+        self.data_until = 0.0
+        """Till then its data do not come."""
         self._record = Record(name, 1, ("here:1",) if self.reachable else (), (), 0, 0, b"")
         self._restored: dict[bytes, None] = {}  # hashes of bodies whose state to go back to stands beside the held one
 
@@ -191,13 +193,13 @@ class MemberProcess(Rows):
             case ev.FetchCommits():
                 self.later(options.work_s, self._fetch_commits, effect)
             case ev.FetchData(round_, _):
-                self.later(options.work_s, self.decide, ev.DataReady(round_))
+                self.later(max(options.work_s, self.data_until - self.world.now), self.decide, ev.DataReady(round_))
             case ev.LoadAnchor(round_):
                 self.load_anchor(round_)
             case ev.StartTraining():
                 self._start_training(effect)
-            case ev.PauseTraining():
-                pass
+            case ev.PauseTraining(paused):
+                self.pause_training(paused)
             case ev.Encode(round_):
                 self.later(options.work_s, self._encode, round_, self.trainer.generation)
             case ev.BeginExchange():

@@ -128,6 +128,29 @@ def test_without_a_quorum_the_run_waits_and_says_for_whom() -> None:
     commits(world, 2, 2 * ROUND_S + SILENCE_S)
 
 
+@pytest.mark.parametrize("moment", MOMENTS[:4], ids=lambda moment: moment.__name__)
+def test_who_stands_still_is_named_while_waited_for_and_in_the_books(moment: Callable[[World, PeerId], bool]) -> None:
+    world = begun(4)
+    still = [world.member(1), world.member(2)]
+    assert world.run_until(lambda: moment(world, still[0].name), 30.0), story(world)
+    for member in still:
+        member.freeze(90.0)
+    frozen_at, round_ = world.now, world.round
+    named_after_s: list[float] = []
+    while world.round == round_:
+        world.run_for(0.25)
+        view = world.leader.rounds.view(world.leader.now())
+        if world.round == round_ and all(member.name[-6:] in view.waiting_for for member in still):
+            named_after_s.append(world.now - frozen_at)
+        seen = {member.peer: world.now - member.last_seen_at for member in view.members}
+        assert all(seen[member.name] >= world.now - frozen_at - 0.1 for member in still)
+        assert world.now - frozen_at < ROUND_S + SILENCE_S, story(world)
+    assert min(named_after_s) < 3.0
+    entries = {entry.peer: entry for entry in world.chain.commits[-1][1].members}
+    assert [entries[world.member(number).name].counted for number in range(4)] == [True, False, False, True]
+    assert all(entries[member.name].reason for member in still)
+
+
 # -- the coordinator is killed ---------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from protos.messages import Outcome, PeerId
+from tests.sim.member import MemberProcess
 from tests.sim.options import Options
 from tests.sim.watching import (
     DEATH_S,
@@ -75,6 +76,45 @@ def test_who_leaves_returns_its_range_and_takes_its_weight_out() -> None:
     assert leased <= {batch for r in free for batch in range(r.start, r.start + r.count)}
     world.member(0).crash()  # the two that are left of three are a quorum of two, with the coordinator's vote
     commits(world, 1, ROUND_S + DEATH_S)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_who_leaves_in_a_round_counts_whole_or_not_at_all_in_it(moment: Callable[[World, PeerId], bool]) -> None:
+    """What it has handed in before is in the aggregate, in the books and in its credit, or in none of them."""
+    world = begun(4)
+    leaver, others = world.member(1), [world.member(number) for number in (0, 2, 3)]
+    assert world.run_until(lambda: moment(world, leaver.name), 30.0)
+    before = world.leader.rounds.ledger
+    world.ask_to_leave(leaver)
+    commits(world, 1, ROUND_S + DEATH_S)
+    body, after = world.chain.commits[-1][1], world.leader.rounds.ledger
+    entry = {each.peer: each for each in body.members}.get(leaver.name)
+    tokens = entry.tokens if entry is not None and entry.counted else 0
+    assert after.credit.get(leaver.name, 0) - before.credit.get(leaver.name, 0) == tokens
+    assert after.tokens - before.tokens == sum(each.tokens for each in body.members if each.counted)
+    assert entry is None or entry.counted or entry.reason
+    credit = after.credit.get(leaver.name, 0)
+    commits(world, 2, 2 * ROUND_S)  # a body that was made before it left may still give it a seat and a vote
+    later = world.leader.rounds.ledger
+    assert later.credit.get(leaver.name, 0) == credit
+    assert later.seat_of(leaver.name) is None
+    assert leaver.name not in later.voters
+    assert all(counted(world, other.name) == world.n_committed for other in others)
+
+
+def test_when_all_have_gone_nobody_is_shown_as_here_and_who_comes_back_goes_on() -> None:
+    world = begun(3)
+    for number in range(3):
+        world.member(number).crash()
+    world.run_for(2 * SILENCE_S)
+    members = [member for member in world.leader.rounds.view(world.leader.now()).members if not member.observer]
+    assert {member.state for member in members} <= {"gone"}
+    round_ = world.round
+    world.run_for(600.0)
+    assert world.round == round_, "nothing is committed for nobody"
+    for number in range(3):
+        world.member(number).start()
+    commits(world, 2, 3 * ROUND_S)
 
 
 def test_the_last_one_leaves_and_comes_back() -> None:
@@ -162,20 +202,47 @@ def test_a_killed_trainer_comes_back_and_counts() -> None:
 # -- below the minimum, out of reach ---------------------------------------------------------------------------------
 
 
-def test_below_the_minimum_and_up_again() -> None:
-    """One of two goes; a newcomer holds the state: the round is given up at once, for the newcomer needs a seat."""
-    world = World(Options(n_members=3, n_newcomers=1, start_contributors=2, min_contributors=2, h=3))
-    late = world.member(2)
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_below_the_minimum_and_up_again(n: int, leaves: bool) -> None:
+    """One goes; a newcomer holds the state: the round is given up at once, for the newcomer needs a seat."""
+    world = World(Options(n_members=n + 1, n_newcomers=1, start_contributors=n, min_contributors=n, h=3))
+    late = world.member(n)
     world.start([*world.leaders, *(member for member in world.members.values() if member is not late)])
     assert world.run_until(lambda: world.n_committed >= 1, 30.0)
-    world.member(0).crash()
+    gone = world.member(0)
+    if leaves:
+        world.ask_to_leave(gone)
+    else:
+        gone.crash()
     world.run_for(20.0)
     done = world.n_committed
     world.run_for(20.0)
     assert world.n_committed == done
-    assert "1 of 2" in world.leader.rounds.view(world.leader.now()).waiting_for
+    assert f"{n - 1} of {n}" in world.leader.rounds.view(world.leader.now()).waiting_for
     late.start()
-    commits(world, 2, 3 * ROUND_S)
+    assert world.run_until(lambda: late.disk.ledger is not None, ROUND_S)
+    commits(world, 1, ROUND_S)
+    assert counted(world, late.name) == 1
+    commits(world, 1, ROUND_S)
+    here = [member for member in world.members.values() if member.alive]
+    assert world.run_until(lambda: {held_by(member) for member in here} == {world.chain.commits[-1][0].digest}, ROUND_S)
+
+
+def held_by(member: MemberProcess) -> bytes:
+    """The digest of the state that it holds."""
+    return member.disk.ledger.digest if member.disk.ledger is not None else b""
+
+
+def test_alone_a_member_waits_for_nobody() -> None:
+    h, step_s = 5, 0.5
+    world = World(Options(n_members=1, h=h, step_s=(step_s,))).start()
+    assert world.run_until(lambda: world.n_committed >= 1, 30.0), story(world)
+    began_at = world.now
+    commits(world, 10, 10 * (h * step_s + 1.0))
+    assert counted(world, world.member(0).name) == world.n_committed
+    assert world.now - began_at < 10 * (h * step_s + 1.0)
+    assert [body.attempt for _, body, _ in world.chain.commits[1:]] == [0] * world.n_committed
 
 
 def test_when_nobody_can_be_reached_the_observer_reduces() -> None:

@@ -31,6 +31,7 @@ class Trainer:
     n_before: int = 0  # steps since the anchor, when it began
     generation: int = 0
     codes: bytes = b""  # root of the encoded Δ
+    stint: int = 0  # counts when it began or was held up
 
 
 class Training(Process):
@@ -86,12 +87,28 @@ class Training(Process):
         self.batches_made += self._steps_since() * self.trainer.scale
         trainer.n_before, trainer.round, trainer.codes = n_before, effect.round, b""
         trainer.began_at, trainer.ranges, trainer.scale = self.world.now, effect.ranges, effect.batch_scale
-        n_steps = leases.count(effect.ranges) // effect.batch_scale
-        self._progress(n_before, n_steps, trainer.generation, effect.round)
+        self._make_steps()
+
+    def pause_training(self, paused: bool) -> None:
+        """Its steps so far stay; a trainer that has encoded, or has nothing to train, just waits."""
+        trainer = self.trainer
+        if paused and trainer.began_at is not None:
+            self.batches_made += self._steps_since() * trainer.scale
+            trainer.began_at, trainer.n_before = None, self._steps_made()
+            trainer.stint += 1
+        elif not paused and trainer.ranges and not trainer.codes:
+            trainer.began_at = self.world.now
+            self._make_steps()
+
+    def _make_steps(self) -> None:
+        trainer = self.trainer
+        trainer.stint += 1
+        n_before, n_steps = trainer.n_before, leases.count(trainer.ranges) // trainer.scale
+        identity = (trainer.generation, trainer.stint, trainer.round)
+        self._progress(n_before, n_steps, *identity)
         for step in sorted({n_before + 1, n_steps}):
             if step > n_before:
-                after_s = self._step_s() * (step - n_before)
-                self.later(after_s, self._progress, step, n_steps, trainer.generation, effect.round)
+                self.later(self._step_s() * (step - n_before), self._progress, step, n_steps, *identity)
 
     def _step_s(self) -> float:
         return self.step_s * self.trainer.scale
@@ -111,9 +128,9 @@ class Training(Process):
         since = 0 if trainer.began_at is None else int((self.world.now - trainer.began_at) / self._step_s() + 1e-9)
         return min(n_most, trainer.n_before + since)
 
-    def _progress(self, step: int, n_steps: int, generation: int, round_: int) -> None:
+    def _progress(self, step: int, n_steps: int, generation: int, stint: int, round_: int) -> None:
         trainer = self.trainer
-        if (generation, round_) == (trainer.generation, trainer.round):
+        if (generation, stint, round_) == (trainer.generation, trainer.stint, trainer.round):
             batch_tokens = self.world.spec.work.batch_tokens
             left_s = self._step_s() * (n_steps - step)
             tokens_per_s = batch_tokens / self.step_s

@@ -22,7 +22,7 @@ from node.peers.pacing import Direction, Rates, StreamPace, TokenBucket
 from node.peers.receiving import CHECKS_AT_ONCE
 from node.peers.server import CALLS_AT_ONCE, NodeServer
 from node.peers.transport import ACCEPTED, END, open_call
-from node.ports import PeerFailed
+from node.ports import PeerBusy, PeerFailed
 from protos import services, wire
 from protos.messages import ChunkHead, Commit, FetchHead, Goodbye, PeerId, Refusal, Signed
 from protos.signing import Identity
@@ -429,6 +429,35 @@ def test_one_caller_has_so_many_calls_at_once(tmp_path: Path) -> None:
             await peers.ping(peer, [address])
 
     scenario(main)
+
+
+def test_a_caller_that_dies_and_comes_back_again_and_again_gets_its_calls_back(tmp_path: Path) -> None:
+    """What its former lives had open holds no place for long, or it would shut itself out."""
+
+    async def main() -> None:
+        me, holder = AUTHORITY.issue(new_peer()), FakeHolder(tmp_path, checking=asyncio.Event())
+        async with serving(holder) as (peer, address):
+            for n_lives in range(1, 4):
+                async with calling(me) as peers:
+                    sending = [
+                        asyncio.create_task(peers.send_rows(peer, [address], b"deal", [i], source, ignore))
+                        for i in range(CALLS_AT_ONCE)
+                    ]
+                    await until(lambda n=n_lives * CALLS_AT_ONCE: holder.n_checks == n)  # type: ignore[misc]
+                ended = await asyncio.gather(*sending, return_exceptions=True)
+                assert all(isinstance(each, PeerFailed) for each in ended)
+                async with calling(me) as peers:
+                    await until_it_answers(peers, peer, address)
+
+    scenario(main)
+
+
+async def until_it_answers(peers: GrpcPeers, peer: PeerId, address: str) -> None:
+    while True:
+        try:
+            return await peers.ping(peer, [address])
+        except PeerBusy:
+            await asyncio.sleep(0.001)
 
 
 # -- who answers -------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from node.peers.transport import Progress, channel_options, server_options
 from protos.signing import Identity
 
 LIMIT_S = 30.0
+ROUTERS_REMEMBER_S = 30.0
+"""Those of the shortest memory forget a connection on which nothing has come for so long, and it is dead then."""
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
@@ -134,6 +136,7 @@ def test_a_server_never_closes_a_link_for_our_own_pings(options: list[tuple[str,
     assert server["grpc.http2.max_ping_strikes"] == 0
     tolerated_ms = int(server["grpc.http2.min_ping_interval_without_data_ms"])
     assert tolerated_ms <= int(client["grpc.keepalive_time_ms"]) / 2
+    assert int(client["grpc.keepalive_time_ms"]) < 1000 * ROUTERS_REMEMBER_S
     assert client["grpc.keepalive_permit_without_calls"] == server["grpc.keepalive_permit_without_calls"] == 1
     assert client["grpc.http2.max_pings_without_data"] == 0  # or they stop after two
     library = importlib.util.find_spec("grpc._cython.cygrpc")

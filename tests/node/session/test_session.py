@@ -57,7 +57,10 @@ def test_a_seated_member_fetches_its_data_and_trains() -> None:
     assert script.effects(ev.FetchData) == [ev.FetchData(2, seat.ranges)]
     assert script.effects(ev.LoadAnchor) == [ev.LoadAnchor(2, 0, False)]
     assert script.state() is MemberState.TRAINING
-    assert script.session.view().waiting_for == "training data"
+    (span,) = seat.ranges
+    assert script.session.view().waiting_for == (
+        f"training data: batches {span.start} to {span.start + span.count - 1}"
+    )
     assert script.handle(ev.DataReady(2)) == [ev.StartTraining(2, seat.ranges, 4)]
     script.handle(ev.Progressed(2, 3, 24, 1.5, 8.0, 1.0))
     assert (script.session.view().step, script.session.view().inner_loss) == (3, 1.5)
@@ -127,8 +130,18 @@ def test_a_pause_holds_the_start() -> None:
     script.handle(ev.PauseAsked("user", True))
     script.train(0)
     assert script.effects(ev.StartTraining, script.did) == []
+    assert script.effects(ev.FetchData, script.did) == []
     script.handle(ev.PauseAsked("user", False))
     assert len(script.effects(ev.StartTraining)) == 1
+    assert len(script.effects(ev.FetchData)) == 1
+
+
+def test_a_pause_in_training_asks_for_no_data_again() -> None:
+    script = Script()
+    script.train(1)
+    for paused in (True, False):
+        script.handle(ev.PauseAsked("user", paused))
+        assert script.effects(ev.FetchData) == []
 
 
 # -- an attempt ------------------------------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from node.training import checkpoint
 from node.training.checkpoint import (
     KEPT,
     Belonging,
+    Checkpoint,
     CheckpointError,
     Checkpoints,
     Position,
@@ -145,6 +147,36 @@ def test_a_part_left_by_the_same_name_does_not_stop_the_next_write(tmp_path: Pat
     (tmp_path / "0000000001.part").write_bytes(b"half")
     store.save(at_round(3), TENSORS)
     assert newest_round(tmp_path) == (3, [])
+
+
+def test_folders_in_the_way_cost_no_checkpoint(tmp_path: Path) -> None:
+    """Half-filled ones, by the names of those that are there and of the next one."""
+    store = Checkpoints(tmp_path)
+    store.save(at_round(1), TENSORS)
+    for name in ("0000000002.part", "0000000003.part", f"0000000002-{'0' * 32}.safetensors"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_bytes(b"half")
+    store.save(at_round(2), TENSORS)
+    assert newest_round(tmp_path) == (2, [])
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_one_that_the_disk_can_not_read_any_more_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for round_ in (1, 2):
+        Checkpoints(tmp_path).save(at_round(round_), TENSORS)
+    bad = files(tmp_path)[-1]
+
+    def reads(path: Path) -> Checkpoint:
+        if path == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return _read(path)
+
+    monkeypatch.setattr(checkpoint, "_read", reads)
+    found, (remark,) = newest_round(tmp_path)
+    assert found == 1
+    assert remark == f"the checkpoint {bad.name} can't be read: Input/output error"
 
 
 @pytest.mark.parametrize("full_after", [0, 500, 520])

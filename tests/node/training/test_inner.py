@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,3 +182,71 @@ def test_weight_decay_leaves_out_what_the_run_says(exempt: str, n_groups: int) -
     inner = InnerSpec.model_validate({"decay_exempt": exempt})
     groups = optimiser_of([value for _, value in TinyTask(7, seed=1).parameters()], inner).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0][:n_groups]
+
+
+class Shell(nn.Module):
+    """What `torch.compile` puts around a module, as far as names go; compiling takes seconds."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, inputs_BL: Tensor) -> Tensor:
+        return self._orig_mod(inputs_BL)  # type: ignore[no-any-return]
+
+
+class Wrapped(TinyTask):
+    """A task whose module, and one within it, are wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__(7, seed=1)
+        self.model[0] = Shell(self.model[0])
+        self.wrapped = Shell(self.model)
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.wrapped.named_parameters())
+
+
+def test_what_wraps_a_model_is_in_no_checkpoint_and_hinders_nobody_from_going_on() -> None:
+    """Plain, wrapped, plain, wrapped: each goes on from the one before to the same bits as without a change."""
+    undisturbed = started(ADAMW)
+    names = undisturbed.tensors().keys()
+    assert Wrapped().parameters()[0][0] == "_orig_mod.0._orig_mod.weight"
+    before: InnerLoop | None = None
+    for part in range(4):
+        loop = started(ADAMW, task=Wrapped() if part % 2 else TinyTask(7, seed=1))
+        if before is not None:
+            saved = {name: np.array(values) for name, values in before.tensors().items()}
+            assert {name.partition("/")[2] for name in saved} == {name.partition("/")[2] for name in names}
+            loop.warm(saved, before.cold_step)
+            loop.go_on(saved, before.tally)
+        for seed in range(3 * part, 3 * part + 3):
+            loop.step(batch(seed), 0.01)
+            undisturbed.step(batch(seed), 0.01)
+        before = loop
+    assert before is not None
+    assert before.tally == undisturbed.tally
+    assert np.array_equal(delta(before), delta(undisturbed))
+    for name, values in undisturbed.tensors().items():
+        assert np.array_equal(before.tensors()[name], values)
+
+
+def test_what_one_number_of_threads_has_saved_another_goes_on_from() -> None:
+    """Parameters, moments and step counts are those that were saved, to the bit; the next step differs by rounding."""
+    n_threads = torch.get_num_threads()
+    one, other = started(ADAMW), started(ADAMW)
+    for seed in range(5):
+        one.step(batch(seed), 0.01)
+    saved = {name: np.array(values) for name, values in one.tensors().items()}
+    try:
+        torch.set_num_threads(n_threads + 1)
+        other.warm(saved, one.cold_step)
+        other.go_on(saved, replace(one.tally))
+        assert all(np.array_equal(other.tensors()[name], values) for name, values in saved.items())
+        assert {float(other.tensors()[name]) for name in saved if name.startswith("step/")} == {5.0}
+        theirs = other.step(batch(5), 0.01)
+    finally:
+        torch.set_num_threads(n_threads)
+    assert theirs == pytest.approx(one.step(batch(5), 0.01), rel=1e-5)
+    assert other.cold_step == one.cold_step == 6
+    np.testing.assert_allclose(delta(other), delta(one), rtol=1e-3, atol=1e-6)

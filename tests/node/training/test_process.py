@@ -10,9 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from node.training.link import Failed, Load, Progress, Ready, Report, Start, Train
+from node.training.link import Failed, Load, Pause, Progress, Ready, Report, Start, Train
 from node.training.process import TrainerProcess
 from protos.messages import Range
 from tests.fakes.llama import llama_run
@@ -66,6 +67,35 @@ def test_it_leaves_signals_to_the_agent_trains_on_and_its_death_is_reported(tmp_
             os.kill(pid, signal.SIGKILL)
             assert [report async for report in reports] == [Failed("the trainer ended by SIGKILL")]
             assert trainer.pid is None
+            await trainer.stop()
+
+    asyncio.run(main())
+
+
+def test_while_it_is_paused_it_takes_no_processor_time(tmp_path: Path) -> None:
+    """Whatever its threads do between steps, a second of a pause costs less than 2 % of a core."""
+    made = llama_run(tmp_path)
+    trainer = TrainerProcess()
+
+    async def main() -> None:
+        async with asyncio.timeout(100):
+            await trainer.start()
+            assert trainer.pid is not None
+            process = psutil.Process(trainer.pid)
+            reports = trainer.reports()
+            trainer.send(Start(str(made.spec_path), str(made.data_dir), 2))
+            trainer.send(Load(str(made.theta_path), 0, 0, True))
+            trainer.send(Train(1, (Range(0, 100_000),), 100_000))
+            while not (isinstance(report := await anext(reports), Progress) and report.step > 0):
+                pass
+            trainer.send(Pause())
+            while not (isinstance(report := await anext(reports), Progress) and report.paused):
+                pass
+            await asyncio.sleep(0.1)  # a computation's threads spin for a moment after its end
+            before = process.cpu_times()
+            await asyncio.sleep(1.0)
+            after = process.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.02
             await trainer.stop()
 
     asyncio.run(main())

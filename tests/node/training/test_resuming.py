@@ -134,6 +134,30 @@ def test_stopped_at_any_step_it_ends_at_the_same_bytes(
         same(process, process.finish(round_), whole[round_])
 
 
+@pytest.mark.parametrize("how", ["killed", "left"])
+@pytest.mark.parametrize("before_the_end", [1, 0, -1])
+def test_stopped_around_the_end_of_a_pass_it_goes_on_into_the_next_one(
+    made: TinyRun, tmp_path: Path, how: str, before_the_end: int
+) -> None:
+    """Batches are numbered on over all passes, so there is no end to repeat, nor an empty pass after it."""
+    in_this_pass = 3
+    seat = (Range(2 * made.spec.n_batches - in_this_pass, H),)
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = Process(made, tmp_path / "undisturbed")
+    undisturbed.begin(1, seat=seat)
+    wanted = undisturbed.finish(1), undisturbed.encoded
+    assert wanted[1].used == seat
+    stopped = Process(made, tmp_path)
+    stopped.begin(1, seat=seat)
+    stopped.steps(in_this_pass - before_the_end)
+    if how == "left":
+        stopped.leave()
+    process = Process(made, tmp_path)
+    process.begin(1, seat=seat)
+    assert process.first_step == (in_this_pass - before_the_end if how == "left" else 0)
+    same(process, process.finish(1), wanted)
+
+
 def test_killed_after_it_has_encoded_it_encodes_the_same_again(
     made: TinyRun, tmp_path: Path, whole: dict[int, tuple[bytes, Encoded]]
 ) -> None:
@@ -256,7 +280,10 @@ def test_a_full_disk_is_said_and_training_goes_on(
         patch.setattr(RealDisk, "write", full)
         process.begin(2)
         same(process, process.finish(2), whole[2])
-    assert process.reports[-1] == Saved(2, H, 0.0, "No space left on device")
+    last = process.reports[-1]
+    assert isinstance(last, Saved)
+    assert (last.round, last.step) == (2, H)
+    assert last.problem.startswith("No space left on device: ")
     process.begin(3)
     same(process, process.finish(3), whole[3])
     assert process.reports[-1] == Saved(3, H, 0.0)

@@ -63,6 +63,26 @@ def test_batches_count_on_over_the_passes() -> None:
     assert locate(7, 1, 3) == (7, 0)
 
 
+@given(
+    n_batches=st.integers(1, 100),
+    seats=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    first=st.integers(0, 10**6),
+    seed=st.integers(0, 2**53),
+)
+def test_seats_of_any_size_side_by_side_read_nothing_twice_and_leave_nothing_out(
+    n_batches: int, seats: list[int], first: int, seed: int
+) -> None:
+    """However many members there are and however much each takes: none has less left than another at a pass's end."""
+    read, start = list[tuple[int, int]](), first * n_batches
+    for size in seats:
+        read += [locate(index, n_batches, seed) for index in range(start, start + size)]
+        start += size
+    assert len(set(read)) == len(read)
+    passes = {pass_index: sorted(stored for p, stored in read if p == pass_index) for pass_index, _ in read}
+    *whole, _ = (passes[pass_index] for pass_index in sorted(passes))
+    assert all(stored == list(range(n_batches)) for stored in whole)
+
+
 @pytest.mark.parametrize("index", [-1, 100])
 def test_there_is_no_batch_outside_a_pass(index: int) -> None:
     with pytest.raises(IndexError):

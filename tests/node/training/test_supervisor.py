@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from node.session import events as ev
 from node.training.link import Command, Encode, Encoded, Progress, Ready, Remark, Report, Saved, Start, Written
-from node.training.supervisor import Supervisor
+from node.training.supervisor import LayoutMismatch, Supervisor
 from protos.messages import Range
 
 LAYOUT = "ab" * 32
@@ -22,12 +24,13 @@ class Puppet:
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.n_starts = self.moments_round = 0
+        self.layout = LAYOUT
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 
     async def start(self) -> None:
         self.n_starts += 1
         self._reports = asyncio.Queue()
-        self.says(Ready(0, LAYOUT, 0.0, self.moments_round))
+        self.says(Ready(0, self.layout, 0.0, self.moments_round))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
@@ -90,6 +93,18 @@ def test_a_report_belongs_to_the_round_that_asked_for_it() -> None:
         assert heard == [(2, 4), (2, 9)]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_trainer_with_another_model_than_the_runs_never_trains() -> None:
+    async def main() -> None:
+        watched = Watched()
+        watched.puppet.layout = "cd" * 32
+        with pytest.raises(LayoutMismatch, match=rf"layout {'cd' * 6}, the run's {LAYOUT[:12]}"):
+            async with asyncio.timeout(5):
+                await watched.supervisor.run()
+        assert watched.events.empty()
 
     asyncio.run(main())
 
