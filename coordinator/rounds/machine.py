@@ -283,7 +283,10 @@ class Rounds(Learning):
         return body is not None and (body.epoch, body.round, body.previous) == here
 
     def _leave(self, event: Heard, leave: Leave, now: Instant) -> list[Effect]:
-        if (leave.epoch, leave.round) != (self.ledger.epoch, self.ledger.round + 1):
+        here = self.ledger.round + 1
+        if (leave.epoch, leave.round) == (self.ledger.epoch, here + 1) and leave.proposal is None:
+            self._leaving.setdefault(event.peer, (leave, event.envelope))
+        if (leave.epoch, leave.round) != (self.ledger.epoch, here):
             return []
         if leave.proposal is not None and not self._extends(event):
             return []

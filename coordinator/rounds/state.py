@@ -96,6 +96,7 @@ class RoundState:
         self._n_retries = 0
         self._failed: list[AttemptFailed] = []
         self._left: dict[PeerId, tuple[Leave, bytes]] = {}
+        self._leaving: dict[PeerId, tuple[Leave, bytes]] = {}  # who will not be there in the next round
         self._bodies: dict[bytes, Body] = {}  # opened bodies of this round's proposals, by their bytes
         self._body_orders: dict[bytes, tuple[OpenedOrder, ...]] = {}  # and their orders
         self._unhad: set[bytes] = set()  # those whose results could not be had, or which too many won't have
@@ -153,7 +154,10 @@ class RoundState:
         self._seats = {seat.peer: seat for seat in self.ledger.seats}
         self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
         self._round_began_at = self._retry_at = self._head_since = now
-        self._failed, self._left, self._digests, self._bodies, self._body_orders = [], {}, {}, {}, {}
+        here = (self.ledger.epoch, self.ledger.round + 1)
+        leaving, self._leaving = self._leaving, {}
+        self._left = {peer: kept for peer, kept in leaving.items() if (kept[0].epoch, kept[0].round) == here}
+        self._failed, self._digests, self._bodies, self._body_orders = [], {}, {}, {}
         self._unhad, self._n_outbid, self._n_untrue, self._named = set(), {}, {}, {}
         self._proposed_here, self._told_of, self._judged = set(), set(), {}
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()

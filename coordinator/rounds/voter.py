@@ -86,9 +86,21 @@ class Voter:
 
     def has_left(self, ledger: Ledger) -> bool:
         """Whether this voter signed a LEAVE of the round after the ledger."""
+        return any((leave.epoch, leave.round) == (ledger.epoch, ledger.round + 1) for leave in self._leaves())
+
+    def last_words(self, ledger: Ledger) -> tuple[Leave, ...]:
+        """The leaves of the round after the ledger and of the one after it, if it has left that round."""
+        return self._leaves(ledger.round + 1) if self.has_left(ledger) else ()
+
+    def _leaves(self, from_round: int = 0) -> tuple[Leave, ...]:
+        """Those that it signed last. The second one says nothing that its round and epoch don't, so it is no record."""
         record = self._record
-        here = (ledger.epoch, ledger.round + 1)
-        return isinstance(record, Leave) and (record.epoch, record.round) == here
+        if not isinstance(record, Leave):
+            return ()
+        signed = [record]
+        if self._signed.get(record.epoch) == record.round + 1:
+            signed.append(_nothing_promised(record.epoch, record.round + 1))
+        return tuple(leave for leave in signed if leave.round >= from_round)
 
     def moved(self) -> None:
         """A commit has come: what was lost concerned the round before."""
@@ -134,8 +146,8 @@ class Voter:
         """The last promise of this round, above every number; None if this voter can't say what it has promised."""
         if self._lost and self.me in ledger.voters:
             return None
-        if self.has_left(ledger) and isinstance(self._record, Leave):
-            return self._record
+        if said := self.last_words(ledger):
+            return said[0]
         if self._forgot(ledger):
             return None
         record = self._current(ledger)
@@ -144,6 +156,16 @@ class Voter:
             return self._keep(Leave(*here, -1, NOBODY, ledger.head, -1, None))
         promised = (record.attempt, record.leader)
         return self._keep(Leave(*here, *promised, ledger.head, record.voted_attempt, record.proposal))
+
+    def leave_next(self, ledger: Ledger) -> Leave:
+        """The last promise of the round after the one that `leave` was for, in which nothing can be promised yet.
+
+        What is proposed in this round may name its signer a voter of that one. It is to be persisted before the first
+        one is, which stays the record.
+        """
+        leave = _nothing_promised(ledger.epoch, ledger.round + 2)
+        self._note(leave)
+        return leave
 
     def _refused(self, asked: Prepare | Propose, ledger: Ledger) -> Refusal | None:
         if reason := self._unheeded(asked, ledger):
@@ -189,6 +211,11 @@ class Voter:
         if isinstance(record, Promise) and (record.epoch, record.round) == (ledger.epoch, ledger.round + 1):
             return record
         return None
+
+
+def _nothing_promised(epoch: int, round_: int) -> Leave:
+    """Of a round whose head is not known yet."""
+    return Leave(epoch, round_, -1, NOBODY, b"", -1, None)
 
 
 def _refusal(asked: Prepare | Propose | Plan, attempt: int, reason: str) -> Refusal:

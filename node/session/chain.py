@@ -15,7 +15,7 @@ from node.session.catching_up import CatchingUp
 from node.session.events import Effect
 from node.session.part import CombinedHere
 from protos import hashes
-from protos.messages import Body, Leave, Outcome, PeerId, Signed, Standing, Vote
+from protos.messages import Body, Outcome, PeerId, Signed, Standing, Vote
 
 
 class Chain(CatchingUp):
@@ -35,10 +35,12 @@ class Chain(CatchingUp):
                 event.welcome.commit, event.body, event.ledger.head, event.signed, leader, event.orders
             )
             self._newest_ledger = event.ledger
-        record = self._voter.record
-        if self.ledger is not None and self._voter.has_left(self.ledger) and isinstance(record, Leave):
-            left.append(ev.TellLeader(Signed(self._sealer.seal(record))))  # or the round would wait for its vote
-        return [*left, *self._follow(now)]
+        return [*left, *self._told_left(), *self._follow(now)]
+
+    def _told_left(self) -> list[Effect]:
+        """Who has left this round and is back says so to who leads now, or the round would wait for its vote."""
+        said = self._voter.last_words(self.ledger) if self.ledger is not None else ()
+        return [ev.TellLeader(Signed(self._sealer.seal(leave))) for leave in said]
 
     def _heard_commit(self, event: ev.CommitHeard, now: Instant) -> list[Effect]:
         known = self._newest.body.round if self._newest else -1
@@ -207,7 +209,8 @@ class Chain(CatchingUp):
         self._combined = CombinedHere()
         if self.ledger is not None and self.ledger.round >= self._lost_round:
             self._voter.moved()
-        return [*self._drop_part(), *self._obey(), *([] if self._behind() else self._begin_round())]
+        begun = [] if self._behind() else self._begin_round()
+        return [*self._drop_part(), *self._obey(), *([] if self._left else self._told_left()), *begun]
 
     def _fetched(self, ledger: Ledger, now: Instant) -> list[Effect]:
         self._fetching = self._commit = self._after = None

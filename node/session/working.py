@@ -115,17 +115,25 @@ class Working(SessionState):
     def _leave(self, reason: str, keeps_seat: bool = False) -> list[Effect]:
         """Say so as a last promise in the round after the newest commit that extends the held state, and stop.
 
+        Who takes part in an attempt may be a voter of the round after that one, too: what is proposed by now says so,
+        and only this member can tell that it will not be there. Where many go at once, the others would wait for a
+        quorum. So its last promise covers both.
+
         While nobody leads there is nobody to say it to: the node keeps its seat and goes on in it when started again.
         """
         if self._left:
             return []
         self._left = True
+        held = self.ledger
+        takes_part = held is not None and (self._part is not None or self._voter.promised(held) >= 0)
         effects: list[Effect] = self._drop_part()
         if (keeps_seat or not self._line) and not self._observer:
             why = "" if keeps_seat else "no leader could be told, so "
             return [*effects, ev.Stop(0, f"{reason}; {why}the seat is kept for a restart")]
-        ledger = self._after or self.ledger
+        ledger = self._after or held
         leave = self._voter.leave(ledger) if ledger is not None and not self._observer else None
-        if leave is not None:
-            effects += [ev.Persist(leave), ev.TellLeader(Signed(self._sealer.seal(leave)))]
+        if leave is not None and ledger is not None:
+            leaves = [leave, *([self._voter.leave_next(ledger)] if takes_part and ledger is held else [])]
+            effects += [ev.Persist(each) for each in reversed(leaves)]  # the first one stays the record
+            effects += [ev.TellLeader(Signed(self._sealer.seal(each))) for each in leaves]
         return [*effects, ev.Stop(0, reason)]

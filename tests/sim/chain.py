@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coordinator.rounds import leases
 from coordinator.rounds.ledger import Ledger, fold, rollback_of
 from protos.hashes import body_hash, commit_hash
@@ -101,8 +103,13 @@ class Chain:
         return self._used
 
 
-def check_record(record: Promise | Leave | None, message: Promise | Leave | Vote, voter: PeerId) -> None:
-    """What a voter says about its promises must be on its disk already."""
+def check_record(
+    record: Promise | Leave | None,
+    message: Promise | Leave | Vote,
+    voter: PeerId,
+    signed: Mapping[int, int] | None = None,
+) -> None:
+    """What a voter says about its promises must be on its disk already. `signed`: its last round of each epoch."""
     if isinstance(message, Vote):
         kept = isinstance(record, Promise) and (record.epoch, record.round, record.attempt, record.voted_attempt) == (
             message.epoch,
@@ -110,6 +117,9 @@ def check_record(record: Promise | Leave | None, message: Promise | Leave | Vote
             message.attempt,
             message.attempt,
         )
+    elif isinstance(record, Leave) and isinstance(message, Leave) and message.round == record.round + 1:
+        kept = message == Leave(record.epoch, message.round, -1, PeerId(""), b"", -1, None)
+        kept = kept and (signed or {}).get(message.epoch) == message.round
     else:
         kept = record == message
     if not kept:

@@ -238,7 +238,7 @@ class MemberProcess(Rows):
             if signer != self.name:
                 raise Violated(f"{self.name} tells what {signer} signed")
             if isinstance(sealed, Promise | Leave | Vote):
-                check_record(self.disk.record, sealed, self.name)
+                check_record(self.disk.record, sealed, self.name, self.disk.signed)
             if isinstance(sealed, Vote):
                 self.world.chain.vote(self.name, sealed)
         for line in self.lines.values():

@@ -102,6 +102,24 @@ def test_who_leaves_in_a_round_counts_whole_or_not_at_all_in_it(moment: Callable
     assert all(counted(world, other.name) == world.n_committed for other in others)
 
 
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_most_of_them_may_leave_at_once_and_come_back(moment: Callable[[World, PeerId], bool]) -> None:
+    """Who is left is no quorum of those whom the last body names as voters: it needs their word that they are gone."""
+    world = begun(4)
+    stays, *leavers = [world.member(number) for number in range(4)]
+    assert world.run_until(lambda: moment(world, leavers[0].name), 30.0)
+    for leaver in leavers:
+        world.ask_to_leave(leaver)
+    before = counted(world, stays.name)
+    commits(world, 3, 3 * ROUND_S + DEATH_S)
+    assert counted(world, stays.name) >= before + 2
+    assert world.leader.rounds.ledger.voters == (stays.name, world.leader.rounds.ledger.voters[-1])
+    for leaver in leavers:
+        world.restart(leaver)
+    for leaver in leavers:
+        counts_again(world, leaver.name, 3 * ROUND_S)
+
+
 def test_when_all_have_gone_nobody_is_shown_as_here_and_who_comes_back_goes_on() -> None:
     world = begun(3)
     for number in range(3):

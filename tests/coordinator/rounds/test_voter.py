@@ -167,6 +167,22 @@ def test_a_leave_says_all_that_was_promised_and_signed() -> None:
     assert "has left" in refused(voted(voter, propose(9, A))).reason
 
 
+def test_who_leaves_two_rounds_votes_in_neither_and_can_say_so_again() -> None:
+    voter = Voter(ME, None)
+    promised(voter, prepare(4, A))
+    first, second = voter.leave(LEDGER), voter.leave_next(LEDGER)
+    assert first is not None
+    assert second == Leave(0, 2, -1, NOBODY, b"", -1, None)
+    for each in (voter, Voter(ME, first, signed={0: 2})):
+        assert each.last_words(LEDGER) == (first, second)
+        assert each.last_words(seated(3)) == (second,)
+        assert each.leave(LEDGER) == first
+        assert each.leave(seated(3)) == second
+        assert "has left" in refused(each.prepared(prepare(9, B), LEDGER)).reason
+        assert "has left" in refused(each.prepared(prepare(9, B, round_=2), seated(3))).reason
+    assert Voter(ME, first, signed={0: 1}).last_words(seated(3)) == ()
+
+
 def test_a_plan_that_a_promise_speaks_against() -> None:
     ledger = seated(3)
     plan: Plan = evidence_of(ledger, 3, attempt=2, leader=A).plan
