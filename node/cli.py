@@ -281,6 +281,12 @@ def _tell(word: str, data: Path | None, verbose: bool) -> None:
     print(_run(begin, verbose).get("said", ""))
 
 
+def _place(error: BaseException) -> str:
+    """Where it was raised, as file:line: an assertion that fails often says nothing else."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " < ".join(f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno}" for each in frames[:-4:-1])
+
+
 def _check_device(device: str) -> None:
     if device not in ("auto", "cpu"):
         raise ConfigError(f"--device {device} is not supported yet", "use --device cpu, or leave it out")
@@ -303,7 +309,7 @@ def _run(begin: Any, verbose: bool, parent_pid: int = 0) -> Any:
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
     except Exception as error:
-        code, text = 1, f"a fault of ours: {error!r}; run again with -v and report it"
+        code, text = 1, f"a fault of ours: {error!r} in {_place(error)}; run again with -v and report it"
         if verbose:
             traceback.print_exc()
     print(text, file=sys.stderr)

@@ -150,6 +150,7 @@ def test_a_fault_of_ours_is_exit_code_1(terminal: Terminal, tmp_path: Path, monk
     said = terminal.node("status", "--data", tmp_path)
     assert said.code == 1
     assert "a fault of ours: ZeroDivisionError('status')" in said.last_line
+    assert "in node/test_cli.py:" in said.last_line
     assert "-v" in said.last_line
 
 

@@ -124,6 +124,50 @@ def test_a_bootstrap_node_that_is_not_there_is_no_error_and_can_be_joined_later(
     asyncio.run(main())
 
 
+def test_one_that_goes_over_to_dialling_out_is_found_although_others_know_it_from_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        a, b = Identity.generate(), Identity.generate()
+        first = await start(tmp_path / "a", a)
+        second = await start(tmp_path / "b", b, bootstrap=first.addresses())
+        await until(lambda: not first.alone)
+        before = second._node
+        await second.dial_out_only()
+        await until(lambda: second._node is not None and second._node is not before)
+        assert second._node.node_id in first._node.protocol.routing_table  # so it is told of itself
+        await second.publish(Record(b.peer, 1, (), (), 0, 0, bytes(32)))
+        assert await first.find(b.peer, 1) is not None
+        await second.close()
+        await first.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lie", ["you are your own neighbour", "I fail in a way that nobody expects"])
+def test_nothing_that_another_node_answers_ends_this_one(tmp_path: Path, lie: str) -> None:
+    async def main() -> None:
+        a, b = Identity.generate(), Identity.generate()
+        liar = await start(tmp_path / "a", a)
+        honest = await start(tmp_path / "b", b, bootstrap=liar.addresses())
+        await until(lambda: not honest.alone)
+        own = {honest._node.node_id: honest._p2p.peer_id}
+
+        async def answers(peer: object, keys: list[object]) -> dict[object, tuple[None, dict[object, object]]]:
+            if not lie.startswith("you"):
+                raise AssertionError
+            return {key: (None, dict(own)) for key in keys}
+
+        honest._node.protocol.call_find = answers
+        await honest.publish(Record(b.peer, 1, (), (), 0, 0, bytes(32)))
+        assert await honest.find(a.peer, 1) is None
+        await honest.join(liar.addresses())
+        if lie.startswith("you"):
+            assert await honest.find(b.peer, 1) is not None
+        await honest.close()
+        await liar.close()
+
+    asyncio.run(main())
+
+
 def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
     async def main() -> None:
         with socket.socket() as other:
