@@ -119,8 +119,8 @@ def join(
             max_down=read_rate(max_down, "--max-down") if max_down else None,
             data_cache=read_size(data_cache, "--data-cache") if data_cache else DATA_CACHE_BYTES,
         )
-        from node.app import clocks_off_by
         from node.app import join as run_node
+        from node.outside import clocks_off_by
 
         return run_node(options, clocks_off_by(clock_offset))
 

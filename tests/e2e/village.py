@@ -35,10 +35,11 @@ from coordinator.observing import ObserverOrder
 from coordinator.rounds.events import Committed, Opened
 from coordinator.rounds.ledger import Ledger
 from node.admission import admit
-from node.app import Outside, join
+from node.app import join
 from node.config import NodeOptions
 from node.control import ask
 from node.identity import load_or_make, make_folder
+from node.outside import Outside
 from node.peers.dht import Dht
 from node.peers.grpc import GrpcLine, GrpcPeers
 from node.ports import PeerFailed, Records, RowSource
