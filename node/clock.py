@@ -15,6 +15,7 @@ class RunClock:
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._offset_s = 0.0
+        self._is_known = False
 
     def __call__(self) -> float:
         """The run's time now, in seconds."""
@@ -22,8 +23,13 @@ class RunClock:
 
     def is_off_by(self, offset_s: float) -> None:
         """Admission has measured it."""
-        self._offset_s = offset_s
+        self._offset_s, self._is_known = offset_s, True
 
     def is_told(self, run_time_s: float) -> None:
-        """A leader's Welcome says the run's time: it may be the first to, or have another clock than the last one."""
-        self._offset_s = run_time_s - self._seconds()
+        """The coordinator says the run's time: it may have another clock than before."""
+        self.is_off_by(run_time_s - self._seconds())
+
+    def is_told_by_peer(self, run_time_s: float) -> None:
+        """A stand-in says it, which is heeded only as long as the coordinator has not been heard: it may lie."""
+        if not self._is_known:
+            self._offset_s = run_time_s - self._seconds()

@@ -124,7 +124,8 @@ class LeaderLine:
     def _welcomed(self, welcome: Welcome, leader: PeerId) -> None:
         if welcome.leader != leader:
             raise BadWord(f"a Welcome in the name of {welcome.leader} on the line of {leader}")
+        opened = self._opener.welcome(welcome)
         self.run_time_s(welcome.run_time_s)
         self._learn(welcome.records)
-        self._post(self._opener.welcome(welcome))
+        self._post(opened)
         self._was_welcome = True

@@ -106,12 +106,9 @@ class Member:
         )
         self.driver = Driver(self.session, self._parts())
         self._leading = self.driver.leading = self._make_leading()
-        self._line = self.driver.line = Lines(
-            self._coordinator,
-            self._new_line(network.peers, network.landmarks.leader),
-            self._line_to_stand_in,
-            self.driver.failed,
-        )
+        line = self._new_line(network.peers, network.landmarks.leader)
+        line.run_time_s = clock.is_told
+        self._line = self.driver.line = Lines(self._coordinator, line, self._line_to_stand_in, self.driver.failed)
         self._stocker = Stocker(
             self._me,
             self._pieces,
@@ -291,7 +288,7 @@ class Member:
             learn=self._network.whereabouts.learn,
             silence_s=max(deadlines.heartbeat_timeout_s, 3 * deadlines.heartbeat_s),
         )
-        line.run_time_s = self._clock.is_told
+        line.run_time_s = self._clock.is_told_by_peer
         return line
 
     def _line_to_stand_in(self, peer: PeerId) -> LeaderLine:

@@ -50,7 +50,7 @@ class Opener:
                 case Signed(envelope):
                     return self._signed(envelope, leader)
                 case Commit():
-                    body = wire.decode(Body, message.body)
+                    body = wire.decode_terse(Body, message.body)
                     hash_ = hashes.commit_hash(message.body, message.digest)
                     return ev.CommitHeard(message, body, hash_, self.votes(message), leader, self.orders(body))
                 case AttemptFailed(epoch, round_, attempt, reason):
@@ -75,7 +75,7 @@ class Opener:
 
     def head(self, commit: Commit, ledger: bytes) -> tuple[Body, Ledger, tuple[tuple[PeerId, Vote | Leave], ...]]:
         """A commit with the folded ledger after it, both opened. Raises LedgerError, WireError or SignatureError."""
-        body = wire.decode(Body, commit.body)
+        body = wire.decode_terse(Body, commit.body)
         if body.run != self._run:
             raise LedgerError(f"the commit is of run {body.run}, not of {self._run}")
         if hash_of(ledger) != body.ledger_hash:  # before it is read: read, it takes many times its bytes
@@ -137,7 +137,7 @@ class Opener:
 
     def _proposed(self, propose: Propose) -> ev.Proposed:
         proposal = propose.proposal
-        body = wire.decode(Body, proposal.body)
+        body = wire.decode_terse(Body, proposal.body)
         hash_ = hashes.body_hash(proposal.body)
         orders, evidence = self.orders(body), open_evidence(proposal, body.leader, self._run)
         if evidence is None:

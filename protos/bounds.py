@@ -68,6 +68,7 @@ class Figure:
     """A finite float."""
 
     least: float = 0.0
+    most: float = math.inf
 
     def check(self, value: object) -> None:
         if type(value) is int and abs(value) <= limits.INTEGER:
@@ -78,6 +79,8 @@ class Figure:
             raise Unfit(f"{value} is not finite")
         if value < self.least:
             raise Unfit(f"{value} is below {self.least}")
+        if value > self.most:
+            raise Unfit(f"{value} is above {self.most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +223,14 @@ _ITEMS: dict[str, Bound] = {
     "chunk": CHUNK,
     "chunks": CHUNK,
     "n_chunks": Integer(most=limits.CHUNKS),
+    "Deal.number": Integer(most=2**32 - 1),
+    "Redeal.number": Integer(most=2**32 - 1),
+    "set_number": Integer(most=2**32 - 1),
     "n_most": Integer(most=limits.COMMITS),
     "Plan.replicas": Integer(least=1, most=limits.MEMBERS),
     "ChunkHead.n_bytes": Integer(most=limits.THING_BYTES),
     "FetchHead.n_bytes": Integer(least=-1, most=limits.THING_BYTES),
+    "run_time_s": Figure(most=limits.RUN_TIME_S),
     "inner_loss": ANY_SIGN,
     "val_loss": ANY_SIGN,
 }
@@ -276,6 +283,7 @@ _SIZES: dict[str, int] = {
     "Prepare": limits.VOTE_BYTES,
     "Head": limits.VOTE_BYTES,
     "Order": limits.ORDER_BYTES,
+    "Propose": limits.PROPOSE_BYTES,
     "Heartbeat": 4096,
     "ExchangeReport": 4096,
     "Evaluation": 4096,

@@ -35,6 +35,8 @@ SEALED_EXTRA_BYTES = 48
 """What sealing to a key adds: an ephemeral public key and a tag."""
 ADMIT_BYTES = 32 * 1024
 """A request for admission with its envelope."""
+PROPOSE_BYTES = MESSAGE_BYTES - 8192
+"""A proposal: a promise that reports it has to fit a message, too."""
 VOTE_BYTES = 1024
 """The envelope of a vote or a genesis."""
 ORDER_BYTES = SPEC_BYTES + 4096
@@ -69,11 +71,15 @@ ITEMS = 2**20
 """Values of all lists of one message together."""
 UNKNOWN_FIELDS = 2**16
 """Fields of one message that this version doesn't know and skips."""
+UNKNOWN_BYTES = 1024
+"""Bytes of a signed message that this version doesn't know: they are passed on with it, so they must not add up."""
 
 # -- values --------------------------------------------------------------------------------------------------------
 
 INTEGER = 2**53
 """The largest integer anywhere: what JSON and fp64 still hold exactly."""
+RUN_TIME_S = 1e9
+"""Seconds since a run's origin: 31 years."""
 TEXT = 1024
 """Characters of a reason or another sentence."""
 WORD = 100

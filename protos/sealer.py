@@ -52,13 +52,14 @@ class Opened:
 def open_signed(raw: bytes, run: m.PeerId, *, signer: m.PeerId | None = None, kind: type | None = None) -> Opened:
     """An envelope of one of the signed kinds, opened.
 
-    Raises signing.SignatureError or wire.WireError; also where the envelope's plan is not the message's.
+    Raises signing.SignatureError or wire.WireError; also where much of it is unknown here, and where the envelope's
+    plan is not the message's.
     """
     purpose = signing.purpose_of(raw)
     if purpose not in KINDS or (kind is not None and KINDS[purpose] is not kind):
         raise signing.SignatureError(f"an envelope for {purpose} where another kind is due")
     envelope = signing.unseal(raw, purpose=purpose, run=run, signer=signer)
-    message: m.SignedMessage = wire.decode(KINDS[purpose], envelope.body)
+    message: m.SignedMessage = wire.decode_terse(KINDS[purpose], envelope.body)
     if envelope.plan != getattr(message, "plan", b""):
         raise signing.SignatureError("the envelope is of another plan than its message")
     return Opened(envelope.signer, message, envelope.body)

@@ -252,9 +252,12 @@ def _open(raw: bytes, max_bytes: int) -> Envelope:
     if len(raw) > max_bytes:
         raise SignatureError(f"an envelope of {len(raw)} bytes exceeds the limit of {max_bytes}")
     try:
-        return decode(Envelope, raw)
+        envelope = decode(Envelope, raw)
     except WireError as error:
         raise SignatureError(f"no envelope: {error}") from None
+    if (n_around := len(raw) - len(envelope.body)) > limits.ENVELOPE_EXTRA_BYTES:
+        raise SignatureError(f"an envelope with {n_around} bytes around its body")
+    return envelope
 
 
 def _signed_bytes(purpose: Purpose, run: PeerId, plan: bytes, body: bytes) -> bytes:

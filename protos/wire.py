@@ -72,6 +72,17 @@ def decode(cls: type[M], raw: bytes) -> M:
         raise _wire_error(cls.__name__, unfit) from None
 
 
+def decode_terse(cls: type[M], raw: bytes) -> M:
+    """As `decode`, of bytes that are kept and passed on as they came: little in them may be unknown here.
+
+    Else anybody could pad a message until what carries it fits no message any more. Raises WireError.
+    """
+    message = decode(cls, raw)
+    if len(raw) > limits.UNKNOWN_BYTES and len(raw) - len(encode(message)) > limits.UNKNOWN_BYTES:
+        raise WireError(f"{cls.__name__}: more than {limits.UNKNOWN_BYTES} bytes of it say nothing here")
+    return message
+
+
 # -- frames of streams ---------------------------------------------------------------------------------------------
 
 

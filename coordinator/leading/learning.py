@@ -17,7 +17,7 @@ from protos.messages import Body, Commit, Leave, PeerId, Vote
 from protos.orders import Kind, OrderError, open_order
 from protos.sealer import open_signed
 from protos.signing import SignatureError
-from protos.wire import WireError, decode
+from protos.wire import WireError, decode_terse
 
 BRANCH_BYTES_MOST = 256 * 2**20
 """Of its commits: whoever asks keeps them all in memory until they are judged."""
@@ -128,7 +128,7 @@ class Learner:
 def opened(commit: Commit, run: PeerId, coordinator: PeerId) -> Learned:
     """A commit with its votes and leaves whose signatures hold, and its orders. Raises Unknown."""
     try:
-        body = decode(Body, commit.body)
+        body = decode_terse(Body, commit.body)
         orders = tuple(open_order(raw, run=run, coordinator=coordinator) for raw in body.orders)
     except (WireError, OrderError) as error:
         raise Unknown(f"it sends a commit that makes no sense: {error}") from error

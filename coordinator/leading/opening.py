@@ -36,7 +36,7 @@ from protos.orders import OpenedOrder
 from protos.records import open_record
 from protos.sealer import open_signed
 from protos.signing import SignatureError
-from protos.wire import WireError, decode, decode_member_frame
+from protos.wire import WireError, decode_member_frame, decode_terse
 
 NOBODY = PeerId("")
 
@@ -128,7 +128,7 @@ def _signed(raw: bytes, *, run: PeerId, peer: PeerId, coordinator: PeerId) -> He
         orders: tuple[OpenedOrder, ...] = ()
         evidence, fault = None, ""
         if isinstance(message, Promise | Leave) and message.proposal is not None:
-            body = decode(Body, message.proposal.body)
+            body = decode_terse(Body, message.proposal.body)
             orders = open_orders(body, run, coordinator)
             evidence, fault = carried_evidence(message.proposal, body.leader, run)
     except (SignatureError, WireError) as error:

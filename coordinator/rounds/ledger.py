@@ -15,6 +15,7 @@ from typing import Any
 from aggregation.digest import tagged_hash
 from aggregation.rules.gate import normalised
 from coordinator.rounds import leases
+from protos import bounds, limits
 from protos.messages import ZERO_HASH, Body, MemberEntry, Outcome, PeerId, Range, Seat, Standing
 from protos.orders import Kind, OpenedOrder
 
@@ -97,35 +98,37 @@ class Ledger:
         try:
             content = json.loads(raw)
             ledger = Ledger(
-                run=PeerId(str(content["run"])),
-                epoch=int(content["epoch"]),
-                round=int(content["round"]),
-                cursor=int(content["cursor"]),
+                run=_peer(content["run"]),
+                epoch=_count(content["epoch"]),
+                round=_count(content["round"]),
+                cursor=_count(content["cursor"]),
                 pool=_ranges(content["pool"]),
                 seats=tuple(
-                    Seat(PeerId(str(s["peer"])), _ranges(s["ranges"]), int(s["batch_scale"])) for s in content["seats"]
+                    Seat(_peer(s["peer"]), _ranges(s["ranges"]), _count(s["batch_scale"])) for s in content["seats"]
                 ),
-                voters=tuple(PeerId(str(peer)) for peer in content["voters"]),
-                since={PeerId(str(k)): int(v) for k, v in content["since"].items()},
-                standing={PeerId(str(k)): Standing(v) for k, v in content["standing"].items()},
-                tokens=int(content["tokens"]),
-                credit={PeerId(str(k)): int(v) for k, v in content["credit"].items()},
-                nominal_step=int(content["nominal_step"]),
-                n_committed=int(content["n_committed"]),
+                voters=tuple(_peer(peer) for peer in content["voters"]),
+                since={_peer(k): _count(v) for k, v in content["since"].items()},
+                standing={_peer(k): Standing(v) for k, v in content["standing"].items()},
+                tokens=_count(content["tokens"]),
+                credit={_peer(k): _count(v) for k, v in content["credit"].items()},
+                nominal_step=_count(content["nominal_step"]),
+                n_committed=_count(content["n_committed"]),
                 norms=tuple(_figure(norm) for norm in content["norms"]),
                 centre_norm=_figure(content["centre_norm"]),
-                bandwidths={PeerId(str(k)): _figure(v) for k, v in content["bandwidths"].items()},
-                spec_revision=int(content["spec_revision"]),
-                next_revision=int(content["next_revision"]),
-                next_from=int(content["next_from"]),
+                bandwidths={_peer(k): _figure(v) for k, v in content["bandwidths"].items()},
+                spec_revision=_count(content["spec_revision"]),
+                next_revision=_count(content["next_revision"]),
+                next_from=_count(content["next_from"]),
                 paused=bool(content["paused"]),
-                ends_after=int(content["ends_after"]),
-                end_reason=str(content["end_reason"]),
-                n_orders=int(content["n_orders"]),
-                rollbacks=int(content["rollbacks"]),
+                ends_after=_count(content["ends_after"]),
+                end_reason=_reason(content["end_reason"]),
+                n_orders=_count(content["n_orders"]),
+                rollbacks=_count(content["rollbacks"]),
             )
             if not ledger.voters:
                 raise ValueError("nobody votes")
+            if len(ledger.voters) > limits.VOTERS:
+                raise ValueError(f"{len(ledger.voters)} voters, at most {limits.VOTERS} can be")
             if len(ledger.norms) > NORMS_KEPT:
                 raise ValueError(f"{len(ledger.norms)} norms are kept, at most {NORMS_KEPT} can be")
             return ledger
@@ -339,8 +342,25 @@ def _figure(content: Any) -> float:
     return figure
 
 
+def _count(content: Any) -> int:
+    """One that messages can carry, also when it has grown: what is read here is said to others."""
+    count = int(content)
+    bounds.Integer(most=limits.INTEGER // 2).check(count)
+    return count
+
+
+def _peer(content: Any) -> PeerId:
+    bounds.Peer().check(content)
+    return PeerId(content)
+
+
+def _reason(content: Any) -> str:
+    bounds.REASON.check(content)
+    return str(content)
+
+
 def _ranges(content: Any) -> tuple[Range, ...]:
-    ranges = tuple(Range(int(item["start"]), int(item["count"])) for item in content)
+    ranges = tuple(Range(_count(item["start"]), _count(item["count"])) for item in content)
     if any(r.start < 0 or r.count <= 0 for r in ranges):
         raise ValueError("a range must start at 0 or later and hold a batch")
     return ranges

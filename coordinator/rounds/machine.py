@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from coordinator.rounds import work
+from coordinator.rounds import policy, work
 from coordinator.rounds.attempt import Attempt, Phase
 from coordinator.rounds.events import (
     Branched,
@@ -247,7 +247,7 @@ class Rounds(Learning):
                 return self._refusal(peer, message, now)
             case Commitment(plan) if attempt is not None and plan == attempt.plan_hash:
                 if self.phase is Phase.COMMITMENT and peer in attempt.losses:
-                    attempt.commitments.setdefault(peer, (message, event.envelope))
+                    self._heard_commitment(attempt, peer, message, event.envelope)
             case Results(plan) if attempt is not None and plan == attempt.plan_hash:
                 if self.phase is Phase.EXCHANGE and peer in attempt.dealt:
                     self._heard_results(attempt, peer, message, event.envelope)
@@ -264,7 +264,8 @@ class Rounds(Learning):
                     attempt.refused.pop(peer, None)
                     return told
             case Vote() if attempt is not None and self._is_for(message, attempt):
-                if self.phase is Phase.VOTE and message.body_hash == attempt.body_hash:
+                counts = peer in self.ledger.voters and message.body_hash == attempt.body_hash
+                if self.phase is Phase.VOTE and counts:
                     attempt.votes.setdefault(peer, (message, event.envelope))
                     attempt.refused.pop(peer, None)
                     attempt.rejected.discard(peer)
@@ -282,14 +283,21 @@ class Rounds(Learning):
         here = (self.ledger.epoch, self.ledger.round + 1, self.ledger.head)
         return body is not None and (body.epoch, body.round, body.previous) == here
 
+    def _heard_commitment(self, attempt: Attempt, peer: PeerId, commitment: Commitment, envelope: bytes) -> None:
+        """Keep the first one; one with norms that are not the chunks' is not passed on to all in the deal."""
+        if len(commitment.norms) == policy.grid(self.spec).n_chunks:
+            attempt.commitments.setdefault(peer, (commitment, envelope))
+        elif peer not in attempt.commitments:
+            attempt.declined[peer] = f"it commits to {len(commitment.norms)} chunks"
+
     def _leave(self, event: Heard, leave: Leave, now: Instant) -> list[Effect]:
         here = self.ledger.round + 1
         if (leave.epoch, leave.round) == (self.ledger.epoch, here + 1) and leave.proposal is None:
             self._leaving.setdefault(event.peer, (leave, event.envelope))
-        if (leave.epoch, leave.round) != (self.ledger.epoch, here):
+        if (leave.epoch, leave.round) != (self.ledger.epoch, here) or event.peer in self._left:
             return []
-        if leave.proposal is not None and not self._extends(event):
-            return []
+        if leave.proposal is not None and not (event.peer in self.ledger.voters and self._extends(event)):
+            return []  # who has no vote has no proposal to report
         taken, told = self._taken(event, leave)
         self._left.setdefault(event.peer, (taken, event.envelope))
         self._pass_number(leave.attempt, self._believed(now))
@@ -303,9 +311,14 @@ class Rounds(Learning):
             return []
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
-        self._pass_number(refusal.attempt, self._believed(now))
-        n_outbid = self._n_outbid.get(peer, 0)
+        member, votes = self.members.get(peer), peer in self.ledger.voters
         in_exchange = self.phase in (Phase.COMMITMENT, Phase.EXCHANGE)
+        observes = member is not None and member.observer
+        if not votes and not observes and not (in_exchange and peer in attempt.members()):
+            return []  # nothing is asked of it
+        if votes:
+            self._pass_number(refusal.attempt, self._believed(now))
+        n_outbid = self._n_outbid.get(peer, 0)
         if in_exchange and refusal.attempt > attempt.number and n_outbid < OUTBID_MOST:
             self._n_outbid[peer] = n_outbid + 1
             attempt.outbid = max(attempt.outbid, refusal.attempt)
@@ -315,8 +328,7 @@ class Rounds(Learning):
             attempt.rejected.add(peer)
         if self.phase is Phase.PREPARE and refusal.attempt > attempt.number:
             self._heard_bound(attempt, peer, refusal.attempt)
-        member = self.members.get(peer)
-        if member is not None and member.observer and self.phase is Phase.VOTE and self.me not in attempt.votes:
+        if observes and self.phase is Phase.VOTE and self.me not in attempt.votes:
             refused[self.me] = f"the observer: {refusal.reason}"  # no digest, no vote
         told = f"{peer[-6:]} refuses attempt {attempt.number} of round {self.ledger.round + 1}: {refusal.reason}"
         return [Say(told)]

@@ -202,6 +202,8 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
         faults.append("the plan starts from another head")
     if deal.plan != evidence.plan_hash:
         faults.append("the deal is of another plan")
+    if deal.number != 0:
+        faults.append("the deal has a number that it can't have")
     if plan.codec != spec.codec.name:
         faults.append("the plan's codec is not the run's")
     if plan.fragment != Range(0, spec.model.n_values) or plan.tau != 0 or plan.privatise != "identity":

@@ -169,6 +169,9 @@ class RoundState:
         if self._voter is not None:
             self._voter.moved()
         self.members.next_round(now)
+        for peer in [peer for peer in self._awaited_heads if self.members.get(peer) is None]:
+            del self._awaited_heads[peer]
+            self._n_awaited.pop(peer, None)
         self._obey()
         self._enter(Phase.TRAIN)
 

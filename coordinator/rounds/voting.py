@@ -19,6 +19,7 @@ from coordinator.rounds.ledger import fold
 from coordinator.rounds.members import listed, named
 from coordinator.rounds.ordering import Ordering
 from coordinator.rounds.state import FAILED_KEPT, InvariantBroken
+from protos import limits
 from protos.hashes import body_hash, commit_hash
 from protos.messages import (
     AttemptFailed,
@@ -99,6 +100,7 @@ class Voting(Ordering):
         if attempt.proposal is None:
             raise InvariantBroken("nothing to propose")
         holders = tuple(member.peer for member in self.members if member.connected and member.reachable)
+        holders = holders[: limits.MEMBERS]
         here = (self.ledger.epoch, self.ledger.round + 1, attempt.number, self.me)
         return Propose(*here, self.spec.deadlines.vote_s, attempt.proposal, holders)
 

@@ -23,7 +23,6 @@ class Chain(CatchingUp):
 
     def _line_up(self, event: ev.LineUp, now: Instant) -> list[Effect]:
         self._line, self._line_problem, self._line_changed_at = True, "", now
-        self._lost_round = max(self._lost_round, event.ledger.round + 1)
         leader = event.welcome.leader
         left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
         if why := self._why_stay(event.ledger, leader, now):
@@ -31,6 +30,7 @@ class Chain(CatchingUp):
             left.append(ev.Say(why))
         else:
             self._strayed.discard(leader)
+            self._lost_round = max(self._lost_round, event.ledger.round + 1)
             self._newest = ev.CommitHeard(
                 event.welcome.commit, event.body, event.ledger.head, event.signed, leader, event.orders
             )
@@ -74,9 +74,11 @@ class Chain(CatchingUp):
             return [ev.Say(told), *self._fetch(newest)]
         following = self._next_commit(held, newest) if held is not None else None
         if held is None or following is None:
-            if held is None or body.anchor_digest != held.digest or self._newest_ledger is None:
+            trusted = newest.leader == self._coordinator and self._newest_ledger is not None
+            if held is None or body.anchor_digest != held.digest or not trusted:
                 return self._approach(held, newest)
-            # Only empty rounds lie between: the held state is the one that this commit starts from.
+            # Only empty rounds lie between: the held state is the one that this commit starts from. No votes are
+            # weighed, so that is for the coordinator to say.
             self._commit, self._after = newest, self._newest_ledger
             return self._apply_or_verify()
         commit, body = following.commit, following.body

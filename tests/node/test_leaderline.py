@@ -226,3 +226,15 @@ def test_closing_says_what_is_queued() -> None:
         await bench.line.say(REFUSAL)  # dropped
 
     play(scenario)
+
+
+def test_a_welcome_that_does_not_hold_sets_no_clock_and_teaches_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        end = await bench.opened()
+        false = welcome(records=(b"record",))
+        end.say(Welcome(false.leader, false.commit, b"{}", false.records, 1e8, 1.0))
+        reason, _ = await bench.down()
+        assert "Welcome" in reason
+        assert (bench.run_times, bench.learnt) == ([], [])
+
+    play(scenario)

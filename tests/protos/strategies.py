@@ -60,8 +60,8 @@ def _scalar(bound: bounds.Bound) -> st.SearchStrategy[Any]:
             return full | st.just(b"") if or_empty else full
         case bounds.Integer(least, most):
             return st.integers(least, most)
-        case bounds.Figure(least):
-            return st.floats(min_value=max(least, -1e300), allow_nan=False, allow_infinity=False)
+        case bounds.Figure(least, most):
+            return st.floats(max(least, -1e300), min(most, 1e300), allow_nan=False)
         case bounds.Flag():
             return st.booleans()
         case bounds.Text(most, least, one_line):

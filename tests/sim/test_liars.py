@@ -18,7 +18,7 @@ HELD_UP_S = 2 * 1.25 * (3 + 4 + 2 * 3) + 2 * SHORT.heartbeat_timeout_s + 3 * TUR
 """A turn of two attempts that take all the time they may, and the next one's turn after it."""
 
 
-LIAR = PeerId("m00003")
+LIAR = PeerId("m11114")
 
 
 def first_in_line(world: World) -> PeerId:
@@ -62,7 +62,7 @@ def test_a_proposal_that_nobody_can_have_signed_is_passed_over(lie: str) -> None
 
 @pytest.mark.parametrize("lie", PLAIN)
 def test_its_promise_counts_as_one_that_reports_nothing_where_no_quorum_can_be_had_without(lie: str) -> None:
-    world = begun(3, lambda world: lying_voters(world, [PeerId("m00002")], LIES[lie], votes=True))
+    world = begun(3, lambda world: lying_voters(world, [PeerId("m11113")], LIES[lie], votes=True))
     world.leader.crash()
     world.member(0).crash()
     go_on(world, 4, 3 * TURN_S + 5 * ROUND_S)

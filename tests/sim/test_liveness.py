@@ -122,8 +122,8 @@ def test_without_a_quorum_the_run_waits_and_says_for_whom() -> None:
     world.run_for(60.0)
     assert world.round == round_
     view = world.leader.rounds.view(world.leader.now())
-    assert "m00000"[-6:] in view.waiting_for
-    assert "m00001"[-6:] in view.waiting_for
+    assert "m11111"[-6:] in view.waiting_for
+    assert "m11112"[-6:] in view.waiting_for
     world.member(1).start()
     commits(world, 2, 2 * ROUND_S + SILENCE_S)
 

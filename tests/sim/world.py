@@ -39,6 +39,15 @@ COORDINATOR = PeerId("coordinator")
 OBSERVER = PeerId("observer")
 
 
+def member_name(number: int) -> PeerId:
+    """Its place in peer order is its number, and its digits are base58's, which has no 0."""
+    digits = ""
+    for _ in range(5):
+        number, digit = divmod(number, 9)
+        digits = f"{digit + 1}{digits}"
+    return PeerId(f"m{digits}")
+
+
 class World:
     """All processes, and what they can't get around: time, the network, and what has been committed."""
 
@@ -86,7 +95,7 @@ class World:
         self.members = {
             name: MemberProcess(self, name, number, observer=False)
             for number in range(options.n_members)
-            for name in [PeerId(f"m{number:05d}")]
+            for name in [member_name(number)]
         }
         if options.observer:
             self.members[OBSERVER] = MemberProcess(self, OBSERVER, -1, observer=True)
@@ -102,7 +111,7 @@ class World:
 
     def _genesis(self) -> tuple[Commit, Ledger]:
         spec = self.spec
-        peers = [PeerId(f"m{number:05d}") for number in range(self.options.n_members if self.options.all_vote else 0)]
+        peers = [member_name(number) for number in range(self.options.n_members if self.options.all_vote else 0)]
         voters = (*peers, COORDINATOR)
         ledger = replace(genesis_ledger(RUN, COORDINATOR), voters=voters)
         body = Body(
@@ -183,7 +192,7 @@ class World:
         return self
 
     def member(self, number: int) -> MemberProcess:
-        return self.members[PeerId(f"m{number:05d}")]
+        return self.members[member_name(number)]
 
     def crash(self, process: Process, restart_after_s: float | None) -> None:
         """kill -9; it comes back after so long, or never."""

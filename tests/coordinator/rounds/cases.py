@@ -18,7 +18,7 @@ from tests.fakes.sealer import Registry
 from tests.sim.options import sim_spec
 
 RUN, COORDINATOR = PeerId("run"), PeerId("coordinator")
-PEERS = [PeerId(f"peer{number:02d}") for number in range(40)]
+PEERS = [PeerId(f"peer{number // 9 + 1}{number % 9 + 1}") for number in range(40)]  # base58 has no 0
 SPEC = sim_spec(n_chunks=3)
 REGISTRY = Registry("cases.")
 NO_HASH = bytes(32)

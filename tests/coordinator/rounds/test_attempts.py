@@ -58,7 +58,7 @@ def test_an_attempt_that_can_not_be_mended_fails_and_the_next_asks_for_promises(
         did += script.say(peer, answer(script, PEERS[2]))
     ((told, failed),) = script.told(AttemptFailed, did)
     assert told == (*PEERS[:2], OBSERVER)
-    assert failed == AttemptFailed(0, 2, 0, "lost peer02; 2 contributions, and this run needs 3")
+    assert failed == AttemptFailed(0, 2, 0, "lost peer13; 2 contributions, and this run needs 3")
     script.spec = script.rounds.spec = sim_spec(n_chunks=3)
     did += script.wait(RETRY_FIRST_S)
     assert script.phase() is Phase.PREPARE
@@ -186,7 +186,7 @@ def test_everyone_reduces_everything_and_is_waited_for() -> None:
     assert {len(item.results) for item in results.values()} == {3}
     script.say(PEERS[0], results[PEERS[0]])
     script.say(PEERS[1], results[PEERS[1]])
-    assert script.waiting_for == "results of peer02"
+    assert script.waiting_for == "results of peer13"
     script.say(PEERS[2], results[PEERS[2]])
     assert reducers_of(script) == [(peer, 3) for peer in PEERS[:3]]
 
@@ -237,7 +237,7 @@ def test_a_sender_that_dies_before_enough_have_its_rows_is_out_on_all_chunks() -
     script.say(PEERS[0], script.results()[PEERS[0]])
     script.handle(Disconnected(PEERS[2], "reset"))
     script.wait(script.spec.deadlines.gone_grace_s + 0.1)
-    assert script.waiting_for == "word of peer01 on the rows of peer02, gone"
+    assert script.waiting_for == "word of peer12 on the rows of peer13, gone"
     script.say(PEERS[1], answer(script, PEERS[2]))
     redeal = script.last(Redeal)
     assert [out.peer for out in redeal.excluded] == [PEERS[2]]
@@ -245,7 +245,7 @@ def test_a_sender_that_dies_before_enough_have_its_rows_is_out_on_all_chunks() -
     script.reduce()
     body = script.registry.decode(Body, script.last(Propose).proposal.body)
     assert [(entry.counted, entry.reason) for entry in body.members] == [
-        (True, ""), (True, ""), (False, "lost in the exchange: gone before all its rows were with peer01"),
+        (True, ""), (True, ""), (False, "lost in the exchange: gone before all its rows were with peer12"),
     ]  # fmt: skip
     assert body.attempt == 0
 
@@ -313,7 +313,7 @@ def test_who_refuses_the_deal_is_left_out() -> None:
 def test_who_has_promised_a_higher_number_is_asked_again_in_one() -> None:
     script = exchanging(4)
     script.say(PEERS[1], Refusal(0, 2, 5, "promised number 5 to another"))
-    assert script.last(AttemptFailed).reason.startswith("lost peer01")
+    assert script.last(AttemptFailed).reason.startswith("lost peer12")
     assert (script.rounds._out_senders, script.rounds._out_reducers) == (set(), set())
 
 
@@ -349,7 +349,7 @@ def test_when_nobody_can_combine_the_round_is_empty() -> None:
     unable(script, OBSERVER)
     body = script.registry.decode(Body, script.last(Propose).proposal.body)
     assert body.outcome is Outcome.EMPTY
-    assert body.reason.startswith("nobody who could reduce is able to combine the contributions: peer00")
+    assert body.reason.startswith("nobody who could reduce is able to combine the contributions: peer11")
     script.vote(*PEERS[:3], digest=script.rounds.ledger.digest)
     assert script.rounds.ledger.round == 2
     assert script.rounds._unable == set()
@@ -362,7 +362,7 @@ def test_silence_is_not_inability() -> None:
     while script.at < limit_s:
         script.wait(1.0)
         script.keep_alive(*PEERS[:2])
-    assert "no word from peer01 in time" in script.last(AttemptFailed).reason
+    assert "no word from peer12 in time" in script.last(AttemptFailed).reason
     assert script.rounds._unable == {PEERS[0]}
 
 
@@ -378,7 +378,7 @@ def test_silence_until_the_deadline_is_the_reducers_fault() -> None:
     while script.at < limit_s:
         script.wait(1.0)
         script.keep_alive(*PEERS[:2], OBSERVER)
-    assert "no word from peer00, peer01, peer30 in time" in script.last(AttemptFailed).reason
+    assert "no word from peer11, peer12, peer44 in time" in script.last(AttemptFailed).reason
     assert script.rounds._out_reducers
 
 
@@ -449,7 +449,7 @@ def test_when_all_decline_the_round_is_empty() -> None:
         script.say(peer, Refusal(0, 2, 0, "Δ is not finite"))
     body = script.registry.decode(Body, script.last(Propose).proposal.body)
     assert body.outcome is Outcome.EMPTY
-    assert body.reason.startswith("no commitment came from peer00, peer01; peer00: Δ is not finite")
+    assert body.reason.startswith("no commitment came from peer11, peer12; peer11: Δ is not finite")
 
 
 def test_absurd_contributions_are_left_out_and_named() -> None:
@@ -467,6 +467,6 @@ def test_when_nothing_can_be_included_the_round_is_empty() -> None:
     script.ready(PEERS[0])
     script.commit_to_plan(PEERS[0], tokens=1)
     body = script.registry.decode(Body, script.last(Propose).proposal.body)
-    assert body.reason == "no contributions (peer00: 1 tokens claimed for 4 batches)"
+    assert body.reason == "no contributions (peer11: 1 tokens claimed for 4 batches)"
     script.vote(PEERS[0], digest=script.rounds.ledger.digest)
     assert script.rounds.ledger.round == 2

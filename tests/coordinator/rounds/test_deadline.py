@@ -203,7 +203,7 @@ def test_the_view_says_until_when() -> None:
     script.beat(PEERS[0], MemberState.TRAINING, 10, tokens_per_s=80.0, time_left_s=9.0)
     script.wait(0.6)
     assert script.rounds.view(script.rounds.members.get(PEERS[0]).seen_at).deadline_at == pytest.approx(10.5)  # type: ignore[union-attr]
-    assert "peer00, peer01" in script.waiting_for
+    assert "peer11, peer12" in script.waiting_for
 
 
 def test_a_billion_samples_a_second_end_nothing() -> None:

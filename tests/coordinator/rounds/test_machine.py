@@ -81,9 +81,9 @@ def test_the_first_round_gives_seats_to_who_holds_the_state() -> None:
 def test_a_whole_round() -> None:
     script = training(3)
     assert script.phase() is Phase.TRAIN
-    assert script.waiting_for == "training: peer00, peer01, peer02, the slowest at step 1 of 4"
+    assert script.waiting_for == "training: peer11, peer12, peer13, the slowest at step 1 of 4"
     script.ready(PEERS[0], PEERS[2])
-    assert script.waiting_for == "training: peer01, the slowest at step 1 of 4"
+    assert script.waiting_for == "training: peer12, the slowest at step 1 of 4"
     script.ready(PEERS[1])
     assert script.effects(Persist)[0].entry == Opened(0, 2, 0)
     ((told, plan),) = script.told(Plan)
@@ -93,7 +93,7 @@ def test_a_whole_round() -> None:
         (OBSERVER, True, False, True),  # three can be reached: the observer reduces what they can't
     ]
     script.commit_to_plan(*PEERS[:2])
-    assert script.waiting_for == "commitments of peer02"
+    assert script.waiting_for == "commitments of peer13"
     script.commit_to_plan(PEERS[2])
     ((told, deal),) = script.told(Deal)
     assert told == (*PEERS[:3], OBSERVER)
@@ -228,7 +228,7 @@ def test_without_voters_for_a_quorum_nothing_is_opened() -> None:
     script.ready(PEERS[0])
     script.wait(10.0)
     assert script.phase() is Phase.TRAIN
-    assert script.waiting_for == "voters for a quorum: peer01, peer02"
+    assert script.waiting_for == "voters for a quorum: peer12, peer13"
     script.connect(PEERS[1])
     script.beat(PEERS[1], MemberState.READY, 4)
     assert script.phase() is Phase.COMMITMENT
@@ -336,7 +336,7 @@ def test_every_refusal_is_said() -> None:
     script = voting(3)
     script.say(PEERS[0], Refusal(0, 2, 0, "I don't like it"))
     (said,) = script.effects(Say)
-    assert said.text == "peer00 refuses attempt 0 of round 2: I don't like it"
+    assert said.text == "peer11 refuses attempt 0 of round 2: I don't like it"
 
 
 def test_states_that_can_not_be_are_loud() -> None:

@@ -204,7 +204,7 @@ def test_partial_work_absence_and_exclusion_are_in_the_books() -> None:
     some = commitment(LEDGER, PEERS[0], NO_HASH, steps=1, norms=(0.3,) * 3)
     wrong = commitment(LEDGER, PEERS[1], NO_HASH, tokens=1)
     ledger = seated(4)
-    evidence = evidence_of(ledger, 4, peer00=some, peer01=wrong, peer02=None)
+    evidence = evidence_of(ledger, 4, peer11=some, peer12=wrong, peer13=None)
     body = body_of(ledger, evidence)
     assert body_faults(
         body, evidence, proposing.result_hashes(evidence, SPEC), ledger, SPEC, COORDINATOR
@@ -221,7 +221,7 @@ def test_partial_work_absence_and_exclusion_are_in_the_books() -> None:
 
 def test_a_norm_that_overflows_is_out_and_can_be_written_down() -> None:
     huge = commitment(LEDGER, PEERS[0], NO_HASH, norms=(1.7e308,) * 3)
-    evidence = evidence_of(LEDGER, 3, peer00=huge)
+    evidence = evidence_of(LEDGER, 3, peer11=huge)
     body = body_of(LEDGER, evidence)
     entry = body.members[0]
     assert (entry.counted, entry.reason, entry.delta_norm) == (False, "a norm that no values have", 0.0)
@@ -278,7 +278,8 @@ MEMBERS = EVIDENCE.plan.members
         (with_deal(bandwidths=EVIDENCE.deal.bandwidths[::-1]), "not planned ones"),
         (with_deal(bandwidths=(Bandwidth(PEERS[9], 0.0),)), "not planned ones"),
         (with_deal(bandwidths=tuple(replace(b, kib_s=5.0) for b in EVIDENCE.deal.bandwidths)), "measured"),
-        (with_deal(number=1), "another set"),
+        (with_deal(number=1), "a number that it can't have"),
+        (with_deal(number=2**32), "a number that it can't have"),
         (replace(EVIDENCE, plan_hash=NO_HASH), "another plan"),
         (replace(EVIDENCE, commitments={}), "nobody is included"),
         (with_results(REDUCER, plan=NO_HASH), "another set"),
@@ -311,7 +312,7 @@ def saying(evidence: Evidence, peer: PeerId, chunk: int, **changes: Any) -> Evid
 def test_replicas_must_agree() -> None:
     for changes in ({"hash": NO_HASH}, {"norm_sq": 0.25}):
         lie = saying(EVIDENCE, PEERS[1], 2, **changes)
-        assert evidence_faults(lie, LEDGER, SPEC) == ["replicas differ on chunk 2: peer00+peer02 against peer01"]
+        assert evidence_faults(lie, LEDGER, SPEC) == ["replicas differ on chunk 2: peer11+peer13 against peer12"]
         assert proposing.dissenters(lie) == {PEERS[1]}
     assert proposing.dissenters(EVIDENCE) == set()
 
@@ -336,7 +337,7 @@ def test_who_was_dealt_nothing_reports_nothing() -> None:
     """Its word would be in the body, and the rate that it gives itself in the books."""
     more = {**EVIDENCE.results, PEERS[8]: replace(EVIDENCE.results[PEERS[0]], results=(), kib_s=1e9)}
     assert evidence_faults(replace(EVIDENCE, results=more), LEDGER, SPEC) == [
-        "results of peer08 are not for the chunks dealt to it"
+        "results of peer19 are not for the chunks dealt to it"
     ]
 
 

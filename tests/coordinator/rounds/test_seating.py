@@ -55,7 +55,7 @@ def test_it_is_said_for_how_long_and_why() -> None:
     seating = Seating()
     assert seating.round_over(5, {PEERS[0]: "it was lost"}, []) == []
     (told,) = seating.round_over(6, {PEERS[0]: "it was lost again"}, [])
-    assert told == "peer00 has no seat before round 8: failed in 2 rounds, at last: it was lost again"
+    assert told == "peer11 has no seat before round 8: failed in 2 rounds, at last: it was lost again"
     assert seating.cools_down(PEERS[0], 7) == "until round 8, for failed in 2 rounds, at last: it was lost again"
 
 

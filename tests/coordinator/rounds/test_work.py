@@ -200,7 +200,7 @@ def test_fewer_steps_than_the_run_wants_do_not_count_and_are_no_fault() -> None:
     spec = sim_spec(n_chunks=3, work=WorkSpec(batch_tokens=8, h=4, steps_min=3))
     ledger = seated(4, spec)
     few = commitment(ledger, PEERS[0], NO_HASH, spec, steps=2)
-    evidence = evidence_of(ledger, 4, spec, peer00=few)
+    evidence = evidence_of(ledger, 4, spec, peer11=few)
     assert [(entry.peer, entry.reason) for entry in evidence.deal.excluded] == [(PEERS[0], policy.TOO_FEW_STEPS)]
     without = {peer: commitment for peer, commitment in evidence.commitments.items() if peer != PEERS[0]}
     assert policy.applied_rule(spec, evidence.included(), evidence.deal.excluded) == policy.applied_rule(

@@ -219,6 +219,20 @@ def test_a_state_that_only_empty_rounds_passed_by_needs_no_donor() -> None:
     assert script.session.ledger == head
 
 
+def test_that_only_empty_rounds_passed_by_is_for_the_coordinator_to_say() -> None:
+    """A stand-in may have made it all up: votes are weighed, from the held state on."""
+    skipped = empty_body(LEDGER, PEERS[:3])
+    between = fold(LEDGER, skipped).at(committed(skipped, LEDGER).commit_hash, LEDGER.digest)
+    body = body_of(between, evidence_of(between, 3))
+    heard = committed(body, between)
+    head = fold(between, body).at(heard.commit_hash, heard.commit.digest)
+    script = Script()
+    script.handle(ev.LineUp(Welcome(PEERS[1], heard.commit, head.to_bytes(), (), 0.0, 1.0), body, head, ()))
+    assert script.effects(ev.Apply) + script.effects(ev.Verify) == []
+    (asked,) = script.effects(ev.FetchCommits)
+    assert (asked.head, asked.newest.commit_hash) == (LEDGER.head, heard.commit_hash)
+
+
 def test_a_leader_that_is_behind_is_waited_for() -> None:
     (first, after_first) = chain_of(1)[0]
     script = Script(after_first)
@@ -233,7 +247,7 @@ def test_a_leader_that_is_behind_is_waited_for() -> None:
 def test_what_a_commit_says_of_this_node_is_counted() -> None:
     script = Script()
     script.train()
-    evidence = evidence_of(LEDGER, 3, peer00=None)
+    evidence = evidence_of(LEDGER, 3, peer11=None)
     follow(script, committed(body_of(LEDGER, evidence), LEDGER))
     view = script.session.view()
     assert (view.accepted, view.rejected) == (0, {"no commitment in time": 1})

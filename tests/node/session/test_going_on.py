@@ -86,7 +86,7 @@ def test_a_committed_round_starts_from_the_new_anchor() -> None:
 def test_who_is_left_out_of_a_committed_round_drops_its_progress() -> None:
     script = Script()
     script.train(2)
-    evidence = evidence_of(LEDGER, 3, peer00=None)
+    evidence = evidence_of(LEDGER, 3, peer11=None)
     script.did.clear()
     follow(script, committed(body_of(LEDGER, evidence), LEDGER))
     assert script.effects(ev.LoadAnchor, script.did) == [ev.LoadAnchor(3, 4, False)]

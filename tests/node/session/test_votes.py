@@ -235,7 +235,7 @@ def test_a_result_that_is_not_what_this_member_combined_has_no_vote(changes: dic
         script.verify(event)
     assert script.told(Vote, script.did) == []
     (refusal,) = script.told(Refusal)
-    assert refusal.reason.endswith("the result of chunk 1 by peer01 is not what its rows give here")
+    assert refusal.reason.endswith("the result of chunk 1 by peer12 is not what its rows give here")
 
 
 def test_what_came_of_another_set_is_not_compared() -> None:
