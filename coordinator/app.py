@@ -33,6 +33,7 @@ from coordinator.folder import (
 )
 from coordinator.journal import Journal
 from coordinator.lead import Lead
+from coordinator.leading import descriptors
 from coordinator.leading.asking import GrpcChain
 from coordinator.leading.driver import Driver
 from coordinator.leading.learning import Learner
@@ -118,6 +119,7 @@ async def serve(options: ServeOptions, say: Say, show: Say, outside: Outside = O
 
     Raises CoordinatorError.
     """
+    descriptors.raise_limit()
     folder = RunFolder(options.data)
     founded = read_founded(folder)
     async with AsyncExitStack() as stack:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from aggregation.rules.sorting import compile_networks
+from coordinator.leading import descriptors
 from node import identity as identities
 from node import memory
 from node.admission import Admission, admit
@@ -33,6 +34,8 @@ TOKEN_FILE = "observer-token"
 
 async def join(options: NodeOptions, outside: Outside = MACHINE) -> str:
     """Take part until told to leave; the last line to say. Raises NodeError with the contract's exit code."""
+    if outside.owns_process:
+        descriptors.raise_limit()
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(identities.make_folder, options.data)
         lock = await asyncio.to_thread(identities.FolderLock, options.data)
@@ -77,7 +80,8 @@ class _Node:
         await asyncio.to_thread(compile_networks)  # a cache hit as a rule; else seconds, which no round should wait for
         admission = await self._admitted(identity)
         self._admission, self._identity = admission, identity
-        self._clock.is_off_by(admission.run_offset_s or 0.0)
+        if admission.run_offset_s is not None:
+            self._clock.is_off_by(admission.run_offset_s)
         return await self._take_part()
 
     async def _admitted(self, identity: Identity) -> Admission:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from node.errors import ConfigError
 from node.peers.pacing import RATE_LEAST_BYTES_S
+from protos import limits
 from protos.invite import Invite, InviteError, check_host_port, parse
+from protos.messages import Record
+from protos.records import seal_record
+from protos.signing import Identity
+from protos.wire import WireError
 
 ANY_PORT = "0.0.0.0:0"
 NAME_CHARS_MAX = 32
@@ -59,8 +64,11 @@ class NodeOptions:
                 )
         for option, value in (("--listen", self.listen), ("--dht", self.dht)):
             _checked(value, option)
-        for each in self.advertise.split(",") if self.advertise else ():
-            _checked(each if _has_port(each) else f"{each}:1", "--advertise")
+        told = [each if _has_port(each) else f"{each}:65535" for each in self.advertise.split(",") if self.advertise]
+        for each in told:
+            _checked(each, "--advertise")
+        if told:
+            _check_room_for(told)
 
     @property
     def observer(self) -> bool:
@@ -103,6 +111,22 @@ def _checked(value: str, option: str) -> None:
     except InviteError as error:
         raise ConfigError(
             f"{option} {value}: {error}", "write it as HOST:PORT, with port 0 for any free one"
+        ) from error
+
+
+def _check_room_for(told: list[str]) -> None:
+    """Raise ConfigError where the record by which others learn of these addresses would have no room for them."""
+    anybody = Identity.generate()
+    dht = f"/dns/{told[0].rpartition(':')[0].strip('[]')}/tcp/65535/p2p/{anybody.peer}"
+    most = limits.INTEGER
+    record = Record(anybody.peer, most, tuple(told), (dht,), epoch=most, round=most, head=bytes(32))
+    try:
+        seal_record(anybody, anybody.peer, record)
+    except WireError as error:
+        raise ConfigError(
+            f"--advertise: {len(told)} addresses of {sum(map(len, told))} characters are more than others can be told",
+            f"give fewer or shorter ones: at most {limits.ADDRESSES}, and all of a node's record, in which the first "
+            f"stands twice, takes no more than {limits.RECORD_BYTES} bytes",
         ) from error
 
 

@@ -30,13 +30,15 @@ from node.residual import Residuals
 from node.results import ResultsStore
 from node.session import events as ev
 from node.session.machine import Session
+from node.sparing import Sparing
 from node.stages import Stages
 from node.state import Held, StateStore
 from node.training.link import Encode
 from node.training.supervisor import Supervisor
 from node.whereabouts import Whereabouts
 from protos import hashes
-from protos.messages import ExchangeReport, Heartbeat, Missing, PeerId, Range, Signed
+from protos.bounds import as_reason
+from protos.messages import ExchangeReport, Heartbeat, Missing, PeerId, Range, Refusal, Signed
 from protos.runspec import RunSpec
 from protos.sealer import KeySealer
 
@@ -95,6 +97,7 @@ class Driver:
         self._exchange_bytes = (0, 0)
         self._began_s: dict[str, float] = {}
         self._took_s: dict[str, float] = {}
+        self._disk = Sparing(lambda: self._parts.results.relieve(), lambda text: self._parts.say(text))
 
     def post(self, event: ev.Event) -> None:
         """Take in an event."""
@@ -127,7 +130,7 @@ class Driver:
         abstained = self.session.abstains
         effects = self.session.handle(event, self._now())
         if abstained and not self.session.abstains:
-            await asyncio.to_thread(self._parts.journal.is_whole)
+            await self._disk.spared("a note that no vote is lost", self._parts.journal.is_whole)
         for effect in effects:
             await self._carry_out(effect)
 
@@ -146,7 +149,7 @@ class Driver:
                 if self.leading is not None:
                     self.leading.step_down(reason)
             case ev.KeepHead(envelope):
-                await asyncio.to_thread(parts.journal.keep_head, envelope)
+                await self._disk.spared("the coordinator's word on the head", parts.journal.keep_head, envelope)
             case ev.Persist(entry):
                 await asyncio.to_thread(parts.journal.save, entry)
             case ev.FetchState():
@@ -176,7 +179,8 @@ class Driver:
                 await parts.obeying.at_once(effect)
             case ev.Amended(spec):
                 self._parts = replace(parts, spec=spec)
-                await parts.obeying.at_once(effect)
+                if not await parts.obeying.at_once(effect):
+                    self._spawn(self._obey(effect))
             case ev.Restore() | ev.FetchSpec():
                 self._spawn(self._obey(effect))
             case ev.Stop(code, reason):
@@ -219,21 +223,25 @@ class Driver:
         try:
             await asyncio.to_thread(make_area, path, parts.spec)
             feedback = await asyncio.to_thread(parts.residuals.begin, held)
-        except NodeError as error:
+            reading = Reading(path, parts.spec, parts.pool, parts.stages)
+        except (NodeError, OSError, ValueError) as error:
             self.post(ev.EncodeFailed(round_, str(error)))
             return
-        reading = Reading(path, parts.spec, parts.pool, parts.stages)
         paths = (feedback.residual, feedback.next) if feedback else ("", "")
         encoded = await trainer.encode(Encode(round_, str(path), *paths), reading.written)
         if encoded is None:
             reading.stop()
             self.post(ev.EncodeFailed(round_, "the trainer stopped"))
             return
-        contribution = await reading.contribution()
+        try:
+            contribution = await reading.contribution()
+        except (OSError, ValueError) as error:  # a frame that reducers would refuse
+            self.post(ev.EncodeFailed(round_, f"it can't be encoded: {error}"))
+            return
         parts.stages.add("encode", sum(contribution.area.frame_bytes), encoded.encode_s)
         self._contribution = contribution
         if feedback is not None:
-            sealing = asyncio.to_thread(parts.residuals.seal, round_, contribution.root)
+            sealing = self._disk.spared("what encoding leaves over", parts.residuals.seal, round_, contribution.root)
             self._sealing = self._spawn(sealing)
         self.post(
             ev.Encoded(
@@ -265,8 +273,12 @@ class Driver:
             return await parts.whereabouts.addresses(peer, min_sequence=sequences.get(peer, 0))
 
         contribution = self._contribution
-        centre = await asyncio.to_thread(centre_of, parts.store.current, parts.results)
-        results = await asyncio.to_thread(parts.results.area, plan_hash)  # older ones leave the disk over it
+        try:
+            centre = await asyncio.to_thread(centre_of, parts.store.current, parts.results)
+            results = await asyncio.to_thread(parts.results.area, plan_hash)  # older ones leave the disk over it
+        except (NodeError, OSError) as error:
+            await self._decline(effect, error)
+            return
         self.exchanging = Exchanging(
             effect,
             parts.me,
@@ -289,6 +301,13 @@ class Driver:
             stages=parts.stages,
         )
 
+    async def _decline(self, effect: ev.BeginExchange, error: Exception) -> None:
+        """Tell the leader that this node neither combines nor sends anything in this attempt, which goes on without."""
+        plan, reason = effect.plan, as_reason(str(error))
+        self._parts.say(f"takes no part in the exchange of attempt {plan.attempt} of round {plan.round}: {error}")
+        await self._tell(Missing(effect.plan_hash, (), unable=True))
+        await self._tell(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)
+
     async def _fetch_state(self, effect: ev.FetchState) -> None:
         outcome = await self._parts.fetcher.state(effect)
         if isinstance(outcome, str):
@@ -301,7 +320,7 @@ class Driver:
     async def _fetch_commits(self, effect: ev.FetchCommits) -> None:
         self.post(await self._parts.fetcher.commits(effect))
 
-    async def _obey(self, effect: ev.Restore | ev.FetchSpec) -> None:
+    async def _obey(self, effect: ev.Restore | ev.FetchSpec | ev.Amended) -> None:
         self.post(await self._parts.obeying.in_time(effect))
 
     async def _fetch_data(self, round_: int, ranges: tuple[Range, ...]) -> None:
@@ -311,18 +330,18 @@ class Driver:
     async def _verify(self, effect: ev.Verify) -> None:
         try:
             fault = await self._parts.fetcher.results(effect)
-        except NodeError as error:  # no room on the disk, say
+        except (NodeError, OSError) as error:  # no room on the disk, say
             fault = str(error)
         if fault:
             self.post(ev.VerifyFailed(effect.body_hash, fault))
             return
         self._took("exchange")
         self._began("apply")
-        loop = asyncio.get_running_loop()
-        parts = self._parts
-        frames = parts.fetcher.frames(effect)
         try:
-            digest = await loop.run_in_executor(parts.pool, parts.store.prepare, effect.body_hash, effect.body, frames)
+            frames = self._parts.fetcher.frames(effect)
+            digest = await self._disk.needed(
+                self._parts.pool, self._parts.store.prepare, effect.body_hash, effect.body, frames
+            )
         except (NodeError, ValueError, KeyError) as error:
             self.post(ev.VerifyFailed(effect.body_hash, str(error)))
             return
@@ -330,8 +349,8 @@ class Driver:
 
     async def _apply(self, effect: ev.Apply) -> None:
         """The switch is awaited here: nothing is decided while it is half done."""
-        store = self._parts.store
-        await asyncio.to_thread(store.apply, hashes.body_hash(effect.commit.body), effect.commit, effect.ledger)
+        body_hash = hashes.body_hash(effect.commit.body)
+        await self._disk.needed(self._parts.pool, self._parts.store.apply, body_hash, effect.commit, effect.ledger)
         await self._settle()
         self._took("apply")
         traffic = self._parts.peers.traffic
@@ -362,8 +381,8 @@ class Driver:
         if self._sealing is not None:
             await asyncio.wait([self._sealing])
         held = self._parts.store.current
-        await asyncio.to_thread(self._parts.residuals.settle, held)
-        for note in await asyncio.to_thread(self._parts.keeper.settle):
+        await self._disk.spared("what encoding left over", self._parts.residuals.settle, held)
+        for note in await self._disk.spared("what is kept for others", self._parts.keeper.settle) or ():
             self._parts.say(note)
 
     # -- small things -----------------------------------------------------------------------------------------

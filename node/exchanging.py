@@ -11,7 +11,6 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 
-from aggregation.errors import CodecError, RuleError
 from aggregation.exchange import (
     CheckRow,
     CombineChunk,
@@ -157,7 +156,8 @@ class Exchanging:
             return "not of the current attempt"
         key = (sender, head.chunk)
         if key in self._held:
-            return ""
+            row = self._rows.get(key)
+            return "" if row is None or row.head.n_bytes == head.n_bytes else "it came before, of another length"
         if (writing := self._writing.get(key)) is not None and not writing.done():
             return "a part of it that came before is still being written"
         if reason := self._admit(sender, head.chunk, head.n_bytes):
@@ -354,7 +354,7 @@ class Exchanging:
         rule = self._rule_of(effect.senders)
         try:
             combined = await loop.run_in_executor(self._pool, work, effect.chunk, rows, effect.weights, rule)
-        except (CodecError, RuleError, NodeError, OSError) as error:
+        except (ValueError, NodeError, OSError) as error:  # what can't be combined, or results that are closed
             self._happened(CombineFailed(effect.chunk, str(error), effect.set_number))
             return
         self._happened(replace(combined, set_number=effect.set_number))

@@ -6,21 +6,29 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aggregation.chunks import ChunkGrid
-from aggregation.digest import state_chunk_hash, state_digest
+from aggregation.digest import StateDigester, state_chunk_hash, state_digest
+from aggregation.outer import nesterov_from_frame
 from coordinator.rounds.ledger import Ledger, LedgerError
+from node.files import remove_folder
 from node.vectors import VALUE_BYTES, VectorFile, each_chunk
 from protos import wire
 from protos.hashes import commit_hash
 from protos.messages import Body, Commit, StateOffer
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 THETA, MOMENTUM = "theta.bin", "momentum.bin"
 COMMIT, LEDGER = "commit.bin", "ledger.json"
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
+"""What a file system says that can't have a file under another name, too."""
 GENERATION = re.compile(r"[0-9]+-[0-9a-f]{8}")
 
 Place = tuple[str, int, int]
@@ -62,6 +70,16 @@ class Held:
     def offer(self) -> StateOffer:
         """How a donor offers it."""
         return StateOffer(self.commit, self.ledger.to_bytes(), self.theta_hashes, self.momentum_hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The vectors of a state that a body leads to, in a folder without commit and ledger as yet."""
+
+    folder: Path
+    digest: bytes
+    theta_hashes: tuple[bytes, ...]
+    momentum_hashes: tuple[bytes, ...]
 
 
 class Served:
@@ -140,6 +158,54 @@ def hashes_of(folder: Path, grid: ChunkGrid, pool: Executor | None) -> Hashes:
     return hashes[0], hashes[1]
 
 
+def step(
+    held: Held, body: Body, frames: Callable[[int], Buffer], folder: Path, grid: ChunkGrid, pool: Executor | None
+) -> Candidate:
+    """The outer optimiser's step from a state by a body's results, chunk by chunk, into an empty folder.
+
+    Args:
+        frames: gives each chunk's encoded result.
+
+    Raises OSError, CodecError for a frame that isn't canonical, or whatever `frames` raises.
+    """
+    digester = StateDigester(grid.n_chunks)
+    theta_hashes: list[bytes] = [b""] * grid.n_chunks
+    momentum_hashes: list[bytes] = [b""] * grid.n_chunks
+    with (
+        VectorFile(held.theta, grid) as old_theta,
+        VectorFile(held.momentum, grid) as old_momentum,
+        VectorFile(folder / THETA, grid, new=True) as theta,
+        VectorFile(folder / MOMENTUM, grid, new=True) as momentum,
+    ):
+
+        def work(chunk: int) -> None:
+            theta_P, momentum_P = old_theta.read(chunk), old_momentum.read(chunk)
+            nesterov_from_frame(
+                theta_P, momentum_P, frames(chunk), lr=body.outer_lr, momentum=body.outer_momentum,
+                scale=body.clip_factor,
+            )  # fmt: skip
+            theta.write(chunk, theta_P)
+            momentum.write(chunk, momentum_P)
+            theta_hashes[chunk] = state_chunk_hash(theta_P)
+            momentum_hashes[chunk] = state_chunk_hash(momentum_P)
+            digester.add_theta(chunk, theta_hashes[chunk])
+            digester.add_momentum(chunk, momentum_hashes[chunk])
+
+        each_chunk(range(grid.n_chunks), work, pool)
+        theta.sync()
+        momentum.sync()
+    return Candidate(folder, digester.digest(), tuple(theta_hashes), tuple(momentum_hashes))
+
+
+def drop_folder(folder: Path) -> str:
+    """Remove a folder that nobody needs any more; why it stays, which stops nobody, or an empty string."""
+    try:
+        remove_folder(folder)
+    except OSError as error:
+        return f"{folder} is needed no more and can't be removed: {error.strerror or error}"
+    return ""
+
+
 def same_files(one: Path, other: Path) -> bool:
     """Whether both folders hold the very same two vectors, by links: what is known of one holds for the other."""
     try:
@@ -159,7 +225,7 @@ def link_vectors(held: Held, folder: Path, grid: ChunkGrid, pool: Executor | Non
         try:
             os.link(held.folder / name, folder / name)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+            if error.errno not in NO_LINKS:
                 raise
             copied = True
             shutil.copyfile(held.folder / name, folder / name)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from node.errors import NodeError
-from node.files import replace_file
+from node.files import replace_file, writing
 from node.session import events as ev
 from node.specs import SpecsFolder
 from node.state import StateStore
@@ -40,23 +40,64 @@ class Obeying:
     ) -> None:
         self._specs, self._store, self._spec_file = specs, store, spec_file
         self._ask, self._amended, self._say = ask, amended, say
+        self._in_force: RunSpec | None = None
+        self._writing = asyncio.Lock()
 
-    async def at_once(self, effect: ev.KeepSpec | ev.Amended) -> None:
-        """What is on disk before anything after it is done."""
+    async def at_once(self, effect: ev.KeepSpec | ev.Amended) -> bool:
+        """What is on disk before anything after it is done; False where an amendment isn't, and `in_time` is to have it
+        there. A revision that could not be kept is fetched again after a restart.
+        """
         match effect:
             case ev.KeepSpec(envelope, revision):
-                await asyncio.to_thread(self._specs.keep, envelope, revision)
+                try:
+                    await asyncio.to_thread(self._specs.keep, envelope, revision)
+                except NodeError as error:
+                    self._say(f"revision {revision} of the run's settings is not kept here: {error}")
+                return True
             case ev.Amended(spec):
-                await asyncio.to_thread(replace_file, self._spec_file, spec.to_bytes())
+                self._in_force = spec
+                problem = await self._write(spec)
+                if problem:
+                    self._say(f"the trainer goes on by older settings until it can read others: {problem}")
                 self._amended(spec)
+                return not problem
 
-    async def in_time(self, effect: ev.Restore | ev.FetchSpec) -> ev.Event:
+    async def in_time(self, effect: ev.Restore | ev.FetchSpec | ev.Amended) -> ev.Event:
         """What takes time; its outcome."""
         match effect:
+            case ev.Amended(spec):
+                return await self._amend(spec)
             case ev.Restore(head, round_, body_hash):
                 return await self._restore(head, round_, body_hash)
             case ev.FetchSpec(revision):
                 return await self._fetch(revision)
+
+    async def _write(self, spec: RunSpec) -> str:
+        """Have a RunSpec where the trainer reads it, while it is in force; why that failed, or an empty string."""
+        content = spec.to_bytes()
+
+        def write() -> None:
+            with writing(self._spec_file.parent, "the trainer's file of settings", len(content)):
+                replace_file(self._spec_file, content)
+
+        async with self._writing:
+            try:
+                if spec is self._in_force:
+                    await asyncio.to_thread(write)
+            except NodeError as error:
+                return str(error)
+        return ""
+
+    async def _amend(self, spec: RunSpec) -> ev.Event:
+        """Try again until the trainer can read it, or it is in force no more."""
+        pause_s = AGAIN_FIRST_S
+        await asyncio.sleep(pause_s)
+        while await self._write(spec):
+            pause_s = min(2 * pause_s, AGAIN_MAX_S)
+            await asyncio.sleep(pause_s)
+        if spec is self._in_force:
+            self._amended(spec)
+        return ev.Woke()
 
     async def _restore(self, head: bytes, round_: int, body_hash: bytes) -> ev.Event:
         try:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.generations import NO_LINKS
 from node.state import StateStore
 from node.training.supervisor import Supervisor
 from protos.messages import Evaluation
@@ -25,6 +28,8 @@ class _Pending:
     round: int
     digest: bytes
     theta: Path
+    source: Path | None = None
+    """Where its θ is copied from first: the file system has no links."""
 
 
 class Evaluator:
@@ -65,11 +70,19 @@ class Evaluator:
         if any(waiting.digest == held.digest and waiting.round == held.ledger.round for waiting in self._pending):
             return
         theta = self._work / f"evaluate.{held.ledger.round}"
-        theta.unlink(missing_ok=True)
-        os.link(held.theta, theta)
-        self._pending.append(_Pending(held.ledger.epoch, held.ledger.round, held.digest, theta))
+        source = None
+        try:
+            theta.unlink(missing_ok=True)
+            os.link(held.theta, theta)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                self._pass_over(held.ledger.round, error)
+                return
+            source = held.theta
+        self._pending.append(_Pending(held.ledger.epoch, held.ledger.round, held.digest, theta, source))
         while len(self._pending) > PENDING_MAX:
-            self._pending.pop(0).theta.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._pending.pop(0).theta.unlink(missing_ok=True)
         self._changed.set()
 
     async def say_again(self) -> None:
@@ -87,12 +100,25 @@ class Evaluator:
                 try:
                     await self._evaluate(pending)
                 finally:
-                    pending.theta.unlink(missing_ok=True)
+                    with suppress(OSError):  # of no use to anybody, and in nobody's way
+                        pending.theta.unlink(missing_ok=True)
+
+    def _pass_over(self, round_: int, error: OSError) -> None:
+        self._say(f"the state after round {round_} is not evaluated: {error.strerror or error}")
 
     async def _evaluate(self, pending: _Pending) -> None:
+        if pending.source is not None:
+            try:
+                await asyncio.to_thread(shutil.copyfile, pending.source, pending.theta)
+            except OSError as error:
+                self._pass_over(pending.round, error)
+                return
         evaluated = await self._trainer.evaluate(pending.round, pending.theta)
         if evaluated is None:
             self._say(f"the state after round {pending.round} could not be evaluated")
+            return
+        if not evaluated.n_tokens:
+            self._say(f"the validation loss after round {pending.round} is not finite")
             return
         self._last = Evaluation(pending.epoch, pending.round, pending.digest, evaluated.val_loss, evaluated.n_tokens)
         self._say(f"validation loss after round {pending.round}: {evaluated.val_loss:.4f}")

@@ -91,15 +91,18 @@ class Residuals:
     def begin(self, held: Held) -> Feedback | None:
         """A fresh next residual, for a contribution to the round after the held state; None without error feedback.
 
-        Call `settle` with the same state before. Raises DiskFull or MachineError.
+        Call `settle` with the same state before; where that failed, what is left over may be out of date, and is then
+        not given to the trainer. Raises DiskFull or MachineError.
         """
         if not self._active:
             return None
+        credit = held.ledger.credit.get(self._me, 0)
         head = _Head(self._kind, held.ledger.round + 1, 0, _NO_ROOT)
         with writing(self._next.parent, "what encoding leaves over", self._n_bytes):
             create(self._next, self._n_bytes)
             _write_head(self._next, head)
-        return Feedback(str(self._current) if self._current.exists() else "", str(self._next))
+            current = self._read(self._current)
+        return Feedback(str(self._current) if current is not None and current.credit == credit else "", str(self._next))
 
     def seal(self, round_: int, root: bytes) -> None:
         """The contribution with this root is encoded: what it would leave over is whole, and put on disk.

@@ -17,14 +17,12 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aggregation.chunks import ChunkGrid
-from aggregation.digest import StateDigester, state_chunk_hash, state_digest
-from aggregation.outer import nesterov_from_frame
+from aggregation.digest import state_digest
 from coordinator.rounds.ledger import Ledger
 from node.errors import DiskFull, LocalStateError
 from node.files import check_room, remove_folder, replace_file, sync_folder, writing
@@ -34,18 +32,21 @@ from node.generations import (
     LEDGER,
     MOMENTUM,
     THETA,
+    Candidate,
     Hashes,
     Held,
     Place,
     Served,
+    drop_folder,
     hashes_of,
     link_vectors,
     name_of,
     read_held,
     same_files,
+    step,
 )
 from node.snapshots import FROZEN, Snapshots
-from node.vectors import VALUE_BYTES, VectorFile, each_chunk
+from node.vectors import VALUE_BYTES, VectorFile
 from protos import wire
 from protos.hashes import commit_hash
 from protos.messages import Body, Commit, Outcome, StateOffer
@@ -60,13 +61,7 @@ KEPT = 2
 CANDIDATES = 3
 """Proposals of one round whose next state may stand beside the current one; the oldest gives way."""
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    folder: Path
-    digest: bytes
-    theta_hashes: tuple[bytes, ...]
-    momentum_hashes: tuple[bytes, ...]
+T = TypeVar("T")
 
 
 class StateStore:
@@ -157,11 +152,10 @@ class StateStore:
         """Find the newest generation that is whole and consistent, and drop left-overs; says what was wrong.
 
         A generation counts if its ledger is the one that its body names and its vectors have its commit's digest.
+        Raises DiskFull or MachineError.
         """
-        with self._changing:
-            problems: list[str] = []
-            for left in self.folder.glob(f"{CANDIDATE}*"):
-                remove_folder(left)
+        with self._changing, writing(self.folder, "the state", self.state_bytes):
+            problems = [why for left in self.folder.glob(f"{CANDIDATE}*") if (why := drop_folder(left))]
             held = self._read_all(self._generations(), "", problems)
             named = self._named()
             held.sort(key=lambda one: (one.number, one.folder.name == named), reverse=True)
@@ -189,7 +183,7 @@ class StateStore:
                     found.append(read_held(folder, name, self.grid, self._pool))
             except (OSError, ValueError) as error:
                 problems.append(f"the state in {folder} is damaged and was dropped: {error}")
-                remove_folder(folder)
+                self._drop(folder)
         return found
 
     def _generations(self) -> list[Path]:
@@ -212,9 +206,9 @@ class StateStore:
         Raises LocalStateError if it isn't the state that the commit names.
         """
         with self._changing:
-            remove_folder(self.incoming)
-            check_room(self.folder, self.state_bytes, "the state")
             with writing(self.folder, "the state", self.state_bytes):
+                remove_folder(self.incoming)
+                check_room(self.folder, self.state_bytes, "the state")
                 self.incoming.mkdir()
                 for source, name in ((theta, THETA), (momentum, MOMENTUM)):
                     if source is not None:
@@ -251,31 +245,29 @@ class StateStore:
             if known is not None:
                 return known.digest
             held = self._anchor(body)
-            while len(self._candidates) >= CANDIDATES:
-                remove_folder(self._candidates.pop(next(iter(self._candidates))).folder)
-            while True:
-                try:
-                    candidate = self._candidate(held, body, frames, body_hash)
-                    break
-                except DiskFull:
-                    if not self._relieve():
-                        raise
+            self._drop_candidates(CANDIDATES - 1)
+            candidate = self._with_room(lambda: self._candidate(held, body, frames, body_hash))
             self._candidates[body_hash] = candidate
             return candidate.digest
 
     def _candidate(self, held: Held, body: Body, frames: Callable[[int], Buffer], body_hash: bytes) -> Candidate:
         folder = self.folder / f"{CANDIDATE}{body_hash.hex()[:16]}"
-        remove_folder(folder)
         try:
             with writing(self.folder, "the next state", self.state_bytes):
+                remove_folder(folder)
                 folder.mkdir()
                 if body.outcome is not Outcome.EMPTY:
-                    return self._step(held, body, frames, folder)
+                    return step(held, body, frames, folder, self.grid, self._pool)
                 link_vectors(held, folder, self.grid, self._pool)
                 return Candidate(folder, held.digest, held.theta_hashes, held.momentum_hashes)
         except BaseException:
-            remove_folder(folder)
+            self._drop(folder)
             raise
+
+    def _drop_candidates(self, n_left: int = 0) -> None:
+        """Drop the oldest ones until so many are left."""
+        while len(self._candidates) > n_left:
+            self._drop(self._candidates.pop(next(iter(self._candidates))).folder)
 
     def freeze(self) -> None:
         """Keep the current state as the frozen snapshot, beside what becomes of it; switched by one rename.
@@ -285,11 +277,12 @@ class StateStore:
         """
         with self._changing:
             if self._held:
-                self._snapshots.freeze(self._held[0])
+                with writing(self.folder, "the snapshot", self.state_bytes):
+                    self._snapshots.freeze(self._held[0])
 
     def tidy(self) -> None:
-        """Drop a snapshot that has given way to the next one, once nobody fetches it any more."""
-        with self._changing:
+        """Drop a snapshot that has given way to the next one, once nobody fetches it any more. Raises MachineError."""
+        with self._changing, writing(self.folder, "the snapshot", 0):
             self._snapshots.reap()
 
     def relieve(self) -> bool:
@@ -306,11 +299,24 @@ class StateStore:
             self._held = self._held[:-1]
         else:
             return False
-        remove_folder(gone.held.folder)
+        self._drop(gone.held.folder)
         self._notes.append(
             f"the disk is full: {what} after round {gone.held.ledger.round}, kept for others, was dropped"
         )
         return True
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Do what needs room on the disk, to which all that is kept for others gives way, one after the other."""
+        while True:
+            try:
+                return work()
+            except DiskFull:
+                if not self._relieve():
+                    raise
+
+    def _drop(self, folder: Path) -> None:
+        if problem := drop_folder(folder):
+            self._notes.append(problem)
 
     def restore(self, head: bytes, body_hash: bytes) -> Ledger | None:
         """Have a kept state, the one after the commit with this hash, as the candidate of a body that goes back to it.
@@ -322,29 +328,28 @@ class StateStore:
             if not kept:
                 return None
             held = kept[0]
-            while len(self._candidates) >= CANDIDATES:
-                remove_folder(self._candidates.pop(next(iter(self._candidates))).folder)
+            self._drop_candidates(CANDIDATES - 1)
             folder = self.folder / f"{CANDIDATE}{body_hash.hex()[:16]}"
-            remove_folder(folder)
             try:
                 with writing(self.folder, "the state to go back to", self.state_bytes):
+                    remove_folder(folder)
                     folder.mkdir()
                     link_vectors(held, folder, self.grid, self._pool)
-            except ValueError as error:
-                remove_folder(folder)
-                raise LocalStateError(
-                    f"the state after round {held.ledger.round}: {error}", "fetch it from others"
-                ) from error
-            except BaseException:
-                remove_folder(folder)
+            except BaseException as error:
+                self._drop(folder)
+                if isinstance(error, ValueError):
+                    what = f"the state after round {held.ledger.round}: {error}"
+                    raise LocalStateError(what, "fetch it from others") from error
                 raise
             self._candidates[body_hash] = Candidate(folder, held.digest, held.theta_hashes, held.momentum_hashes)
             return held.ledger
 
     def apply(self, body_hash: bytes, commit: Commit, ledger: Ledger) -> Held:
-        """Switch to the prepared candidate; all others are dropped. Doing it again changes nothing.
+        """Switch to the prepared candidate; all others are dropped. Doing it again changes nothing, or
+        ends what was begun.
 
-        Raises LocalStateError if no candidate of this body stands, or it has another digest than the commit.
+        Raises LocalStateError if no candidate of this body stands, or it has another digest than the commit; DiskFull
+        where nothing that is kept for others is left to give way; MachineError.
         """
         with self._changing:
             head = commit_hash(commit.body, commit.digest)
@@ -358,10 +363,8 @@ class StateStore:
                 )
             hashes = candidate.theta_hashes, candidate.momentum_hashes
             held = self._switch(candidate.folder, hashes, commit, ledger)
-            for other in self._candidates.values():
-                remove_folder(other.folder)
-            self._candidates.clear()
-            remove_folder(self.incoming)  # of a fetch that was given up, for this was a step
+            self._drop_candidates()
+            self._drop(self.incoming)  # of a fetch that was given up, for this was a step
             return held
 
     def _anchor(self, body: Body) -> Held:
@@ -374,35 +377,6 @@ class StateStore:
             )
         return held
 
-    def _step(self, held: Held, body: Body, frames: Callable[[int], Buffer], folder: Path) -> Candidate:
-        digester = StateDigester(self.grid.n_chunks)
-        theta_hashes: list[bytes] = [b""] * self.grid.n_chunks
-        momentum_hashes: list[bytes] = [b""] * self.grid.n_chunks
-        with (
-            VectorFile(held.theta, self.grid) as old_theta,
-            VectorFile(held.momentum, self.grid) as old_momentum,
-            VectorFile(folder / THETA, self.grid, new=True) as theta,
-            VectorFile(folder / MOMENTUM, self.grid, new=True) as momentum,
-        ):
-
-            def work(chunk: int) -> None:
-                theta_P, momentum_P = old_theta.read(chunk), old_momentum.read(chunk)
-                nesterov_from_frame(
-                    theta_P, momentum_P, frames(chunk), lr=body.outer_lr, momentum=body.outer_momentum,
-                    scale=body.clip_factor,
-                )  # fmt: skip
-                theta.write(chunk, theta_P)
-                momentum.write(chunk, momentum_P)
-                theta_hashes[chunk] = state_chunk_hash(theta_P)
-                momentum_hashes[chunk] = state_chunk_hash(momentum_P)
-                digester.add_theta(chunk, theta_hashes[chunk])
-                digester.add_momentum(chunk, momentum_hashes[chunk])
-
-            self._each_chunk(work)
-            theta.sync()
-            momentum.sync()
-        return Candidate(folder, digester.digest(), tuple(theta_hashes), tuple(momentum_hashes))
-
     def _adopt(self, hashes: Hashes, commit: Commit, ledger: Ledger) -> Held:
         body = wire.decode(Body, commit.body)
         if state_digest(*hashes) != commit.digest or ledger.hash() != body.ledger_hash:
@@ -412,27 +386,29 @@ class StateStore:
                 with VectorFile(self.incoming / name, self.grid) as vector:
                     vector.sync()
         held = self._switch(self.incoming, hashes, commit, ledger)
-        for candidate in self._candidates.values():
-            remove_folder(candidate.folder)
-        self._candidates.clear()
+        self._drop_candidates()
         return held
 
     def _switch(self, folder: Path, hashes: Hashes, commit: Commit, ledger: Ledger) -> Held:
         """Complete a folder whose vectors are on disk and make it the current generation."""
         head = commit_hash(commit.body, commit.digest)
         generation = self.folder / name_of(ledger.round, head)
-        with writing(self.folder, "the state", self.state_bytes):
-            replace_file(folder / COMMIT, wire.encode(commit))
-            replace_file(folder / LEDGER, ledger.to_bytes())
-            remove_folder(generation)  # of a crash between the two renames
-            folder.rename(generation)
-            sync_folder(self.folder)
-            self._name(generation.name)
+        self._with_room(lambda: self._complete(folder, generation, commit, ledger))
         held = Held(generation, commit, ledger.at(head, commit.digest), *hashes)
         # One that would be taken for newer at the next start is of a branch that was given up.
         others = (served.held for served in self._held if served.held.number < held.number)
         self._keep((held, *others)[:KEPT])
         return held
+
+    def _complete(self, folder: Path, generation: Path, commit: Commit, ledger: Ledger) -> None:
+        with writing(self.folder, "the state", self.state_bytes):
+            if folder.exists() or not generation.exists():  # else a try before this one came as far as the renaming
+                replace_file(folder / COMMIT, wire.encode(commit))
+                replace_file(folder / LEDGER, ledger.to_bytes())
+                remove_folder(generation)  # of a crash between the two renames
+                folder.rename(generation)
+            sync_folder(self.folder)
+            self._name(generation.name)
 
     def _keep(self, held: tuple[Held, ...]) -> None:
         """Serve these generations; others leave the disk."""
@@ -444,7 +420,4 @@ class StateStore:
         )
         for folder in self._generations():
             if folder not in (one.folder for one in held):
-                remove_folder(folder)
-
-    def _each_chunk(self, work: Callable[[int], None]) -> None:
-        each_chunk(range(self.grid.n_chunks), work, self._pool)
+                self._drop(folder)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from node.errors import MachineError, PortTaken
+from node.files import writing
 from protos import limits, wire
 from protos.messages import Envelope, PeerId, Record
 from protos.records import dht_key, open_record, seal_record
@@ -192,7 +193,8 @@ class Dht:
         """
         dht = cls(identity, run, **options)
         _give_clock(dht._clock)
-        dht._prepare_folder()
+        with writing(dht._folder, "the DHT's key", 4096):
+            dht._prepare_folder()
         try:
             await dht._up()
         except BaseException:
@@ -290,6 +292,9 @@ class Dht:
             os.write(file, self._identity.libp2p_private_key())
         finally:
             os.close(file)
+        self._prepare_sockets()
+
+    def _prepare_sockets(self) -> None:
         if len(str(self._folder.absolute())) + len("/p2pclient-0123456789a.sock") > SOCKET_PATH_MAX:
             self._sockets = _short_folder(self._folder)
         for left in self._sockets.glob("p2p*.sock"):
@@ -358,23 +363,27 @@ class Dht:
             return False
 
     async def _keep(self) -> None:
-        """Wait for the daemon to die, and start another one."""
+        """Wait for the daemon to die, and start another one, whatever goes wrong over that."""
         pause_s = RESTART_FIRST_S
         while True:
-            if self._p2p is not None and self._p2p._child is not None:
-                if (code := await self._ended(self._p2p._child)) is not None:
-                    self._failed(f"the DHT's helper program ended with {code}; starting it again")
-            await self._down()
-            if not self._anew.is_set():
-                await asyncio.sleep(pause_s)
-            self._anew.clear()
             try:
+                if self._p2p is not None and self._p2p._child is not None:
+                    if (code := await self._ended(self._p2p._child)) is not None:
+                        self._failed(f"the DHT's helper program ended with {code}; starting it again")
+                    await self._down()
+                    if not self._anew.is_set():
+                        await asyncio.sleep(pause_s)
+                self._anew.clear()
+                if not self._sockets.is_dir():  # whoever cleans up a machine's folder for temporary files
+                    self._prepare_sockets()
                 await self._up()
                 pause_s = RESTART_FIRST_S
             except _FAULTS as error:
                 self._failed(str(error))
-                await self._down()
+                with suppress(_FAULTS):
+                    await self._down()
                 pause_s = min(2 * pause_s, RESTART_MAX_S)
+                await asyncio.sleep(pause_s)
 
     async def _ended(self, child: asyncio.subprocess.Process) -> int | None:
         """The daemon's exit code, once it has one; None as soon as another daemon is wanted."""

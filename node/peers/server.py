@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from coordinator.leading.descriptors import connection_options
 from node.errors import MachineError, PortTaken
 from node.peers.flight import IN_FLIGHT_BYTES, RECEIVING_BYTES, InFlight
 from node.peers.pacing import UNLIMITED, Direction, StreamPace
@@ -85,7 +86,7 @@ class NodeServer:
         Raises PortTaken or MachineError, which name the option.
         """
         await asyncio.to_thread(_check_free, listen, option)
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=[*server_options(), *connection_options()])
         exchange = {"Send": self._method(self._send), "FetchThings": self._method(self._fetch_things)}
         state = {
             "Offer": self._method(self._offer),
@@ -147,8 +148,7 @@ class NodeServer:
                 except TimeoutError:
                     if not progress.expired:
                         raise
-                    why = f"nothing moved for {self._no_progress_s:g} s"
-                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, as_reason(progress.why))
                 except wire.WireError as error:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, as_reason(str(error)))
 

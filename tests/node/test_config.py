@@ -9,10 +9,13 @@ import pytest
 
 from node.config import DATA_CACHE_BYTES, NodeOptions, read_invite, read_rate, read_size
 from node.errors import ConfigError
+from node.record import OwnRecord, advertised, advertised_hosts
+from protos import limits
 from protos.invite import Invite
 from protos.signing import Identity
 
-RUN = Identity.from_private_bytes(bytes(32)).peer
+ME = Identity.from_private_bytes(bytes(32))
+RUN = ME.peer
 
 
 def options(**changes: Any) -> NodeOptions:
@@ -66,6 +69,37 @@ def test_what_does_not_is_refused_by_its_option(settings: dict[str, Any], option
     with pytest.raises(ConfigError, match=option) as caught:
         options(**settings)
     assert caught.value.remedy
+
+
+def names(n: int, n_chars: int) -> str:
+    return ",".join(f"{i:02}.{'a' * (n_chars - 3)}" for i in range(n))
+
+
+@pytest.mark.parametrize(("n", "n_chars"), [(17, 8), (16, 60), (4, 63), (1, 63)])
+def test_no_more_names_are_let_in_than_others_can_be_told(n: int, n_chars: int) -> None:
+    """Said at the start, and not at the first hello, for which the record is made that holds them."""
+    if n >= 16:
+        with pytest.raises(ConfigError, match=r"--advertise: .* at most 16, .* 1024 bytes"):
+            options(advertise=names(n, n_chars))
+        return
+    given = options(advertise=names(n, n_chars))
+    addresses, dht = advertised(given, 65535), f"/dns/{advertised_hosts(given)[0]}/tcp/65535/p2p/{RUN}"
+    record = OwnRecord(ME, RUN, addresses, dht=lambda: (dht,), held=lambda: None, run_time_s=lambda: 1e9)
+    assert len(record.sealed()) <= limits.RECORD_BYTES
+
+
+def test_of_long_names_as_many_are_let_in_as_fit() -> None:
+    fit = [n for n in range(1, 17) if _fits(names(n, 60))]
+    assert fit == list(range(1, fit[-1] + 1))
+    assert 5 < fit[-1] < 16
+
+
+def _fits(advertise: str) -> bool:
+    try:
+        options(advertise=advertise)
+    except ConfigError:
+        return False
+    return True
 
 
 def test_an_invite_is_read_or_refused_with_a_remedy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -204,3 +205,35 @@ def test_hivemind_does_not_seize_our_logging() -> None:
     assert logger.propagate
     assert logging.getLevelName(logging.WARNING) == "WARNING"
     assert not logging.getLogger("hivemind.dht.node").isEnabledFor(logging.WARNING)
+
+
+def test_whatever_goes_wrong_over_a_restart_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old daemon can't be cleared away, and the folder for its sockets is gone."""
+    from node.peers import dht as module
+
+    monkeypatch.setattr(module, "RESTART_FIRST_S", 0.01)
+    monkeypatch.setattr(module, "SOCKET_PATH_MAX", 10)
+    said: list[str] = []
+
+    async def main() -> None:
+        dht = await start(tmp_path / "a", Identity.generate(), failed=said.append)
+        assert dht._sockets != dht._folder
+        (helper,) = helpers(os.getpid())
+        down, failures = dht._down, [OSError("Permission denied"), OSError("Too many open files")]
+
+        async def fails_at_first() -> None:
+            await down()
+            if failures:
+                raise failures.pop()
+
+        dht._down = fails_at_first
+        helper.kill()
+        await until(lambda: not failures)
+        shutil.rmtree(dht._sockets)
+        await until(lambda: bool(helpers(os.getpid())) and dht._node is not None)
+        assert dht._sockets.is_dir()
+        await dht.close()
+        assert helpers(os.getpid()) == []
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert "Too many open files" in said[1]

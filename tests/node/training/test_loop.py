@@ -16,6 +16,7 @@ from node.training.link import (
     Encode,
     Encoded,
     Evaluate,
+    Evaluated,
     Load,
     Pause,
     Progress,
@@ -191,6 +192,18 @@ def test_a_pause_holds_and_evaluate_ends_the_training(bench: Bench) -> None:
     bench.loop.handle(Train(1, (Range(0, 2),), 10))
     with pytest.raises(RuntimeError, match="no anchor"):
         bench.loop.turn()
+
+
+def test_a_state_without_a_finite_loss_has_no_figure_and_ends_no_trainer(bench: Bench, tmp_path: Path) -> None:
+    theta_D = bench.run.theta_D.copy()
+    theta_D[:] = np.nan
+    theta_D.tofile(tmp_path / "theta.bin")
+    assert bench.loop.handle(Evaluate(1, str(tmp_path / "theta.bin")))
+    assert bench.reports[-1] == Evaluated(1, 0.0, 0)
+    bench.loop.handle(Evaluate(2, str(bench.run.theta_path)))
+    last = bench.reports[-1]
+    assert isinstance(last, Evaluated)
+    assert (last.round, last.n_tokens > 0) == (2, True)
 
 
 def test_what_can_not_be_done_raises(made: TinyRun, tmp_path: Path) -> None:
