@@ -16,7 +16,15 @@ from node.peers.flight import IN_FLIGHT_BYTES, InFlight
 from node.peers.line import GrpcLine
 from node.peers.pacing import UNLIMITED, Direction, StreamPace
 from node.peers.stream import Stream
-from node.peers.transport import NO_PROGRESS_S, Credentials, IdentityMismatch, Meter, Progress, open_call
+from node.peers.transport import (
+    LEAST_PART_BYTES,
+    NO_PROGRESS_S,
+    Credentials,
+    IdentityMismatch,
+    Meter,
+    Progress,
+    open_call,
+)
 from node.ports import PeerFailed, RowSource, Traffic
 from node.stages import Stages
 from protos import limits, services, wire
@@ -43,7 +51,7 @@ class GrpcPeers:
 
     Args:
         credentials: this node's, from admission.
-        no_progress_s: how long a call may stand still before it is given up.
+        no_progress_s: how long a call may stand still before it is given up; what comes must come at a least rate, too.
         traffic: where bytes are counted; the server of this node counts in the same.
         dialer: how connections are made, for tests.
         up, down: how fast bytes may go out and come in, with those of this node's server.
@@ -96,6 +104,7 @@ class GrpcPeers:
                     n_receipts += 1
                     if n_receipts > len(chunks):
                         raise PeerFailed(peer, f"it sent more than {len(chunks)} receipts")
+                    progress.moved()
                     with progress.ours():
                         await on_receipt(answer.envelope)
                 if chunks and not n_receipts:
@@ -180,6 +189,7 @@ class GrpcPeers:
         head, first = await self._read_head(stream, hash_)
         n_bytes = head.n_bytes
         if n_bytes < 0:
+            progress.came(len(hash_))
             return None
         if n_bytes > max_bytes:
             raise PeerFailed(stream.peer, f"it announced {n_bytes} bytes where at most {max_bytes} are possible")
@@ -190,6 +200,7 @@ class GrpcPeers:
                 taken = await self.fetching.take(n_bytes)
         try:
             thing = await self._read_parts(stream, progress, n_bytes, first)
+            progress.moved()
             self._stages.add("fetch", n_bytes, time.perf_counter() - began, copied_bytes=n_bytes)
             return thing, taken
         except BaseException:
@@ -206,17 +217,21 @@ class GrpcPeers:
 
     async def _read_parts(self, stream: Stream, progress: Progress, n_bytes: int, first: Part | None) -> bytes:
         parts: list[bytes] = []
-        left, pace = n_bytes, self._down.stream()
+        left, unpaid, pace = n_bytes, 0, self._down.stream()
         while left:
             part = await stream.read_as(wire.decode_fetch_frame) if first is None else first
             first = None
             if not isinstance(part, Part) or not part.data or len(part.data) > left:
                 raise PeerFailed(stream.peer, f"a thing of {n_bytes} bytes came in other parts than announced")
-            if pace.limited:
-                with progress.ours():
-                    await pace.wait(len(part.data))
+            progress.came(len(part.data))
             parts.append(part.data)
             left -= len(part.data)
+            unpaid += len(part.data)
+            # Small parts wait together: the wait behind others is ours, and a peer could have one for each byte.
+            if pace.limited and (unpaid >= LEAST_PART_BYTES or not left):
+                with progress.ours():
+                    await pace.wait(unpaid)
+                unpaid = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
@@ -246,21 +261,27 @@ class GrpcPeers:
 
     @asynccontextmanager
     async def _stream(
-        self, peer: PeerId, addresses: Sequence[str], method: str, *, exchange: bool
+        self,
+        peer: PeerId,
+        addresses: Sequence[str],
+        method: str,
+        *,
+        exchange: bool,
+        least_bytes: int = LEAST_PART_BYTES,
     ) -> AsyncIterator[tuple[Stream, Progress]]:
-        """A call that ends with the block, and at the latest when nothing moved for a while.
+        """A call that ends with the block, and at the latest when nothing, or too little, moved for a while.
 
         A unary method looks the same on the wire as a stream with one message each way.
         """
         call = await self._call(peer, addresses, method)
-        progress = Progress(self._no_progress_s)
+        progress = Progress(self._no_progress_s, least_bytes)
         try:
             async with progress:
                 yield Stream(peer, call, Meter(self.traffic, exchange=exchange), progress), progress
         except TimeoutError:
             if not progress.expired:
                 raise
-            raise PeerFailed(peer, f"nothing moved for {self._no_progress_s:g} s") from None
+            raise PeerFailed(peer, progress.why) from None
         finally:
             call.cancel()
 
@@ -274,14 +295,18 @@ class GrpcPeers:
             raise PeerFailed(peer, "the connection broke") from error
 
     async def _answer(self, peer: PeerId, addresses: Sequence[str], method: str, question: bytes) -> bytes:
-        """An answer in parts, whole."""
-        whole = bytearray()
-        async with self._stream(peer, addresses, method, exchange=False) as (stream, _):
+        """An answer in parts, whole. It may be long, but all of them but the last are as long as a part can be."""
+        whole, least_bytes = bytearray(), limits.PART_BYTES
+        async with self._stream(peer, addresses, method, exchange=False, least_bytes=least_bytes) as (
+            stream,
+            progress,
+        ):
             await stream.write(question)
             await stream.done_writing()
             while (part := await stream.read_as(lambda raw: wire.decode(Part, raw))) is not None:
                 if not part.data or len(whole) + len(part.data) > limits.FRAME_BYTES:
                     raise PeerFailed(peer, f"its answer is longer than {limits.FRAME_BYTES} bytes, or has empty parts")
+                progress.came(len(part.data))
                 whole += part.data
         return bytes(whole)
 

@@ -10,7 +10,7 @@ import grpc
 
 from node.peers.flight import InFlight
 from node.peers.pacing import StreamPace
-from node.peers.transport import END, Meter, Progress
+from node.peers.transport import END, LEAST_PART_BYTES, Meter, Progress
 from node.ports import Holder
 from protos import limits, wire
 from protos.bounds import as_reason
@@ -89,7 +89,7 @@ class RowStream:
         reason = self._holder.admit_row(self._caller, head)
         if reason:
             return reason
-        offset = 0
+        offset = unpaid = 0
         try:
             while offset < head.n_bytes:
                 part = row.first or await self._part(row, min(limits.PART_BYTES, head.n_bytes - offset))
@@ -98,9 +98,13 @@ class RowStream:
                     return f"chunk {head.chunk} is too short: {offset} of {head.n_bytes} bytes"
                 if offset + len(part.data) > head.n_bytes:
                     return f"chunk {head.chunk} is too long: more than {head.n_bytes} bytes"
+                self._progress.came(len(part.data))
+                unpaid += len(part.data)
                 with self._progress.ours():
-                    if self._pace.limited:
-                        await self._pace.wait(len(part.data))
+                    # Small parts wait together: the wait behind others is ours, and a sender could have one for each.
+                    if self._pace.limited and (unpaid >= LEAST_PART_BYTES or offset + len(part.data) == head.n_bytes):
+                        await self._pace.wait(unpaid)
+                        unpaid = 0
                     await self._holder.row_part(self._caller, head, offset, memoryview(part.data))
                 offset += len(part.data)
                 if offset < head.n_bytes:  # the last part is kept until it is checked
@@ -108,6 +112,7 @@ class RowStream:
         finally:
             if offset < head.n_bytes:
                 self._holder.row_broken(self._caller, head)
+        self._progress.moved()
         return ""
 
     def forget(self, row: Row) -> None:
@@ -173,5 +178,4 @@ class RowStream:
         raw = await self._context.read()
         if raw is END:
             return None
-        self._progress.moved()
         return wire.decode_chunk_frame(self._meter.received(raw))

@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 
 class Stream:
-    """One open call to a peer: frames as bytes, counted; whatever ends it early is a PeerFailed."""
+    """One open call to a peer: frames as bytes, counted; whatever ends it early is a PeerFailed.
+
+    Args:
+        progress: told of what is written; how far what is read gets us, its reader knows.
+    """
 
     def __init__(
         self, peer: PeerId, call: grpc.aio.StreamStreamCall[bytes, bytes], meter: Meter, progress: Progress | None
@@ -56,8 +60,6 @@ class Stream:
             return None
         if not isinstance(frame, bytes):
             return None
-        if self._progress is not None:
-            self._progress.moved()
         return self._meter.received(frame)
 
     async def read_as(self, decode: Callable[[bytes], T]) -> T | None:

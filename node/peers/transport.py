@@ -12,6 +12,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import NameOID
 from grpc.aio import EOF as END  # type: ignore[attr-defined]
 
+from node.peers.pacing import PART_S, RATE_LEAST_BYTES_S
 from node.ports import PeerBusy, PeerFailed, Traffic
 from protos import limits
 from protos.bounds import as_reason
@@ -21,6 +22,7 @@ from protos.signing import SignatureError, public_key_of
 __all__ = [
     "ACCEPTED",
     "END",
+    "LEAST_PART_BYTES",
     "Credentials",
     "IdentityMismatch",
     "Meter",
@@ -38,6 +40,12 @@ KEEPALIVE_S = 20.0
 KEEPALIVE_TIMEOUT_S = 10.0
 """A connection whose other end doesn't acknowledge a ping in this time is broken."""
 NO_PROGRESS_S = 30.0
+LEAST_PART_BYTES = int(PART_S * RATE_LEAST_BYTES_S)
+"""What comes must come at no less than this in each `no_progress_s`; 4.3 KiB/s with 30 s.
+
+It is a part of the slowest line that may be set: each part of an honest peer but a thing's last one has as much, so
+that one whose slow line is shared by many streams is only held to be there in time with its next part.
+"""
 ACCEPTED = ("barnraise-accepted", "1")
 """Initial metadata by which a reducer lets a sender's rows come; who gets none waits for the reason why not.
 
@@ -145,23 +153,51 @@ class Meter:
 class Progress:
     """A time limit that starts anew whenever something moves; leaving raises TimeoutError once it was exceeded.
 
+    What comes in parts has to come at a least rate as well, or a byte now and then would hold us for ever: n bytes may
+    take limit_s · (1 + n / least_bytes). Time that was saved is not: what came fast buys nothing for later.
+
     Whatever moves only notes when, and the timer looks at that when it rings: thousands of messages a second move.
+
+    Args:
+        limit_s: how long nothing may move.
+        least_bytes: so many buy the whole limit again.
     """
 
-    __slots__ = ("_cancelling", "_expired", "_handle", "_limit_s", "_loop", "_moved_at", "_n_ours", "_ours", "_task")
+    __slots__ = (
+        "_began_at",
+        "_cancelling",
+        "_expired",
+        "_handle",
+        "_is_late",
+        "_least_bytes",
+        "_limit_s",
+        "_loop",
+        "_moved_at",
+        "_n_bytes",
+        "_n_ours",
+        "_ours",
+        "_ours_at",
+        "_task",
+        "_why",
+    )
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._n_ours = 0
+    def __init__(self, limit_s: float, least_bytes: int = LEAST_PART_BYTES) -> None:
+        self._limit_s, self._least_bytes = limit_s, least_bytes
+        self._n_bytes = 0  # that came since then:
+        self._began_at = 0.0  # put off by what was ours
+        self._moved_at = 0.0
+        self._n_ours, self._ours_at = 0, 0.0
+        self._is_late = False  # the timer rang while it was we who were busy
         self._ours = _Ours(self)
         self._expired = False
+        self._why = ""
 
     async def __aenter__(self) -> Progress:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a time limit is for a task")
         self._task, self._loop, self._cancelling = task, asyncio.get_running_loop(), task.cancelling()
-        self._moved_at = self._loop.time()
+        self.moved()
         self._handle = self._loop.call_at(self._moved_at + self._limit_s, self._ring)
         return self
 
@@ -169,6 +205,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._handle.cancel()
+        self._is_late = False
         # As asyncio.timeout does: whoever else has cancelled the task meanwhile goes before.
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
@@ -177,7 +214,19 @@ class Progress:
     def expired(self) -> bool:
         return self._expired
 
+    @property
+    def why(self) -> str:
+        """What was wrong with the peer, once the limit was exceeded."""
+        return self._why
+
     def moved(self) -> None:
+        """Something of ours was taken, or something of theirs is whole: all the time again."""
+        self._began_at = self._moved_at = self._loop.time()
+        self._n_bytes = 0
+
+    def came(self, n_bytes: int) -> None:
+        """So many bytes of something came, of its own: what is wrapped around them (padding, say) buys nothing."""
+        self._n_bytes += n_bytes
         self._moved_at = self._loop.time()
 
     def ours(self) -> _Ours:
@@ -185,20 +234,44 @@ class Progress:
         return self._ours
 
     def begin_ours(self) -> None:
+        if not self._n_ours:
+            self._ours_at = self._loop.time()
         self._n_ours += 1
 
     def end_ours(self) -> None:
         self._n_ours -= 1
-        self.moved()
+        if self._n_ours:
+            return
+        now = self._loop.time()
+        ours_s = now - self._ours_at
+        if ours_s >= self._limit_s:
+            self.moved()  # a peer that we kept waiting for so long may have lost its pace
+        else:  # no more than was lost: a trickle that makes us busy with each byte is one
+            self._began_at = min(now, self._began_at + ours_s)
+            self._moved_at = now
+        if self._is_late:
+            self._is_late = False
+            self._handle = self._loop.call_at(now, self._ring)
 
     def _ring(self) -> None:
+        if self._n_ours:
+            self._is_late = True
+            return
         now = self._loop.time()
-        due_at = (now if self._n_ours else self._moved_at) + self._limit_s
+        due_at = self._moved_at + self._limit_s
+        bought_s = self._limit_s * self._n_bytes / self._least_bytes
+        if self._began_at + self._limit_s + bought_s < due_at:
+            due_at = self._began_at + self._limit_s + bought_s
+        elif due_at > now:
+            self._began_at, self._n_bytes = self._moved_at, 0
         if due_at > now:
             self._handle = self._loop.call_at(due_at, self._ring)
-        else:
-            self._expired = True
-            self._task.cancel()
+            return
+        self._expired = True
+        self._why = f"nothing moved for {self._limit_s:g} s"
+        if self._n_bytes and now < self._moved_at + self._limit_s:
+            self._why = f"too slow: it sent {self._n_bytes} bytes in {now - self._began_at:.3g} s"
+        self._task.cancel()
 
 
 class _Ours:
