@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import assert_never
 
-from coordinator.leading.learning import Learner, Unknown
+from coordinator.leading.addresses import Addresses
+from coordinator.leading.errands import Errands
+from coordinator.leading.fitting import frames
+from coordinator.leading.learning import Learner
 from coordinator.leading.observing import Observing
 from coordinator.leading.ports import (
     Arrived,
@@ -30,8 +33,8 @@ from coordinator.leading.ports import (
     Renewed,
     Spoken,
 )
+from coordinator.leading.saying import Sayings, one_line
 from coordinator.rounds.events import (
-    Branched,
     Close,
     Committed,
     Connected,
@@ -42,29 +45,23 @@ from coordinator.rounds.events import (
     Heard,
     Instant,
     Learn,
-    Learned,
     Ordered,
     Orphaned,
     Persist,
     Probe,
-    Reached,
     RecordChanged,
     Say,
     Seek,
-    Sought,
     Tell,
     View,
     Woke,
 )
 from coordinator.rounds.ledger import Ledger, fold
-from protos.messages import Goodbye, Heartbeat, PeerId, Standing, Welcome
-from protos.wire import encode_leader_frame
+from protos.messages import Goodbye, Heartbeat, PeerId, Refusal, Standing, Welcome
+from protos.wire import WireError
 
 INBOX_MOST = 1024
 """Beyond so many unhandled items streams are not read any further."""
-PROBES_AT_ONCE = 16
-LEARN_S = 300.0
-"""So long one member is listened to for the commits that it has: it may let them trickle."""
 WAKE_FLOOR_S = 0.001
 FAREWELL = "the coordinator stops; the run goes on without it"
 
@@ -102,24 +99,31 @@ class Driver:
         self._rounds = rounds
         self._ledger = ledger
         self._journal = journal
-        self._prober = prober
         self._clock = clock
         self._audience = audience
         self._may_sign = may_sign
-        self._learner, self._farewell = learner, farewell
-        self._addresses: dict[PeerId, tuple[str, ...]] = {}  # of all who were ever here
-        self._learning: dict[PeerId | None, asyncio.Task[None]] = {}
+        self._farewell = farewell
+        self._addresses = Addresses()
+        self._errands = Errands(
+            prober,
+            learner,
+            clock,
+            post=self._put,
+            books=lambda: self._ledger,
+            addresses=self._addresses.of,
+            is_known=self._has_say,
+        )
         self._lines: dict[PeerId, Line] = {}
         self._records: dict[PeerId, bytes] = {}
         self._sequences: dict[PeerId, int] = {}  # of the record that each peer's line was opened with
         self._observing = Observing()
+        self._observer: PeerId | None = None
+        self._sayings = Sayings()
         self._inbox: deque[Inbound | Event | _Stop] = deque()
         self._posted = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
         self._wake_at: Instant | None = None
-        self._probing: dict[PeerId, asyncio.Task[None]] = {}
         self.ended = ""
         for order in orders:
             self._put(order)
@@ -182,7 +186,7 @@ class Driver:
     async def run(self) -> None:
         """Until `stop`. A fault of the deciding code or of the journal ends it: nothing is decided past either."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._end_probes)
+            stack.push_async_callback(self._errands.end)
             await self._decide(Woke())
             while True:
                 item = await self._next()
@@ -216,13 +220,12 @@ class Driver:
                 await self._arrive(item)
             case Departed(line, reason):
                 if self._is_current(line):
-                    del self._lines[line.peer]
-                    self._records.pop(line.peer, None)
+                    self._forget(line.peer)
                     await self._decide(Disconnected(line.peer, reason))
             case Renewed(line, record, envelope):
                 if self._is_current(line):
                     self._records[line.peer] = envelope
-                    self._addresses[line.peer] = record.grpc
+                    self._addresses.here(line.peer, record.grpc)
                     await self._decide(RecordChanged(line.peer, record, envelope))
             case Observed(line, message):
                 if self._is_current(line):
@@ -252,10 +255,24 @@ class Driver:
             await self._decide(Disconnected(line.peer, "superseded by a newer line"))
         self._lines[line.peer] = line
         self._records[line.peer] = item.envelope
-        self._addresses[line.peer] = item.record.grpc
+        self._addresses.here(line.peer, item.record.grpc)
         self._sequences[line.peer] = item.record.sequence
+        if item.hello.observer:
+            self._observer = line.peer
         self._note(self._observing.hello(line.peer, item.hello))
         await self._decide(Connected(line.peer, item.hello, item.record))
+
+    def _forget(self, peer: PeerId) -> None:
+        """Its line has ended. Where it can be asked is remembered a while longer."""
+        for of_lines in (self._lines, self._records, self._sequences):
+            of_lines.pop(peer, None)
+        self._observing.departed(peer)
+        self._addresses.gone(peer, self._ledger.voters)
+
+    def _has_say(self, peer: PeerId) -> bool:
+        """Whether this peer has a seat or a vote, or is the observer."""
+        ledger = self._ledger
+        return peer == self._observer or peer in ledger.voters or ledger.seat_of(peer) is not None
 
     def _is_current(self, line: Line) -> bool:
         return self._lines.get(line.peer) is line
@@ -265,8 +282,21 @@ class Driver:
         now = self._clock.now()
         effects = self._rounds.handle(event, now)
         self._wake_at = self._rounds.next_wake(now)
+        if isinstance(event, Heard) and isinstance(event.message, Refusal):
+            effects = self._without_repeated(event.peer, effects)
         for effect in effects:
             await self._carry_out(effect)
+
+    def _without_repeated(self, peer: PeerId, effects: list[Effect]) -> list[Effect]:
+        """What a refusal brings about, without the words of who has refused in this round before: it may say so, in
+        other words, as often as a line lets it."""
+        if not effects or not isinstance(said := effects[0], Say) or not said.text.startswith(f"{peer[-6:]} refuses "):
+            return effects
+        is_new = self._sayings.refusal(peer, self._now_round(), counts=self._has_say(peer))
+        return effects if is_new else effects[1:]
+
+    def _now_round(self) -> tuple[int, int]:
+        return self._ledger.epoch, self._ledger.round
 
     async def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -285,19 +315,21 @@ class Driver:
                 if (line := self._lines.get(peer)) is not None:
                     line.close(goodbye)
             case Probe(peer, addresses):
-                self._probe(peer, addresses)
+                self._errands.probe(peer, addresses)
             case Orphaned(fork):
                 await self._journal.orphan(fork)
                 self._ledger = fork
             case Learn(peer):
-                self._learn(peer, (peer,))
+                self._errands.learn(peer)
             case Seek(peers):
-                self._learn(None, peers)
+                # Those first who are likely to answer, and among them those whose word counts.
+                counts = {*self._ledger.voters, *(seat.peer for seat in self._ledger.seats)}
+                self._errands.seek(sorted(peers, key=lambda peer: (peer not in self._lines, peer not in counts)))
             case Ended(reason):
                 self.ended = reason
                 self._audience.ended(reason)
             case Say(text):
-                self._audience.said(text)
+                self._audience.said(one_line(text))
             case _:
                 assert_never(effect)
 
@@ -308,64 +340,31 @@ class Driver:
         lines = [self._lines[peer] for peer in effect.peers if peer in self._lines]
         if not lines:
             return
-        frame = encode_leader_frame(message)
+        try:
+            told = frames(message, self._records_first())
+        except WireError as error:
+            # Somebody has sent what fits, and what is made of it doesn't: that must not end the leader.
+            kind = type(message).__name__
+            if self._sayings.once(("can't be told", kind), self._now_round()):
+                self._audience.said(one_line(f"a {kind} can't be told to {len(lines)} members: {error}"))
+            if isinstance(message, Welcome):  # without it a line is of no use
+                for line in lines:
+                    line.close(Goodbye("shutdown", "this leader has no welcome that could be read"))
+            return
         for line in lines:
-            line.send(frame)
+            for frame in told:
+                line.send(frame)
+
+    def _records_first(self) -> Iterator[bytes]:
+        """The records of those whom a member has to find most: voters, seated members, the observer."""
+        ledger, observer = self._ledger, self._observer
+        wanted = (*ledger.voters, *(seat.peer for seat in ledger.seats), *((observer,) if observer else ()))
+        return (self._records[peer] for peer in wanted if peer in self._records)
 
     def _note(self, observations: list[Observation]) -> None:
         for observation in observations:
             self._journal.observe(observation)
             self._audience.observed(observation)
-
-    # -- commits that others have ----------------------------------------------------------------------------------
-
-    def _learn(self, key: PeerId | None, peers: Sequence[PeerId]) -> None:
-        if key not in self._learning:
-            task = asyncio.get_running_loop().create_task(self._learned(key, peers), name="learner")
-            self._learning[key] = task
-            task.add_done_callback(lambda done: self._learning.pop(key, None))
-
-    async def _learned(self, key: PeerId | None, peers: Sequence[PeerId]) -> None:
-        found: list[Learned | Branched] = []
-
-        async def ask(peer: PeerId) -> None:
-            addresses = self._addresses.get(peer, ())
-            if self._learner is None or not addresses:
-                return
-            with suppress(Unknown, TimeoutError):
-                async with asyncio.timeout(LEARN_S):
-                    told = await self._learner.learn(peer, addresses, self._ledger)
-                found.extend(told if isinstance(told, list) else [told])
-
-        await asyncio.gather(*(ask(peer) for peer in peers))
-        for event in found:
-            self._put(event)
-        if key is None:
-            self._put(Sought())
-
-    # -- probes ----------------------------------------------------------------------------------------------------
-
-    def _probe(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        if (running := self._probing.pop(peer, None)) is not None:
-            running.cancel()
-        task = asyncio.get_running_loop().create_task(self._probed(peer, addresses), name=f"probe {peer[-6:]}")
-        self._probing[peer] = task
-        task.add_done_callback(lambda done: self._probe_done(peer, done))
-
-    async def _probed(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        async with self._probes:
-            reachable = await self._prober.reaches(peer, addresses)
-        self._put(Reached(peer, reachable))
-
-    def _probe_done(self, peer: PeerId, task: asyncio.Task[None]) -> None:
-        if self._probing.get(peer) is task:
-            del self._probing[peer]
-
-    async def _end_probes(self) -> None:
-        tasks = [*self._probing.values(), *self._learning.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         for line in self._lines.values():

@@ -31,6 +31,10 @@ class Observing:
         self.heartbeats[peer] = heartbeat
         return self._digest(peer, heartbeat.head, heartbeat.digest)
 
+    def departed(self, peer: PeerId) -> None:
+        """Its line has ended: its last heartbeat says nothing any more."""
+        self.heartbeats.pop(peer, None)
+
     def report(self, peer: PeerId, message: ExchangeReport | Evaluation, ledger: Ledger) -> list[Observation]:
         """`ledger` is the head's: nobody can report of a round that is not over or just ending."""
         if message.epoch > ledger.epoch or message.round > ledger.round + 1:

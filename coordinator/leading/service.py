@@ -16,9 +16,12 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from coordinator.leading.descriptors import connection_options
 from coordinator.leading.lines import MemberLine
 from coordinator.leading.opening import NOBODY, Misbehaved, open_frame, open_hello
 from coordinator.leading.ports import Arrived, Clock, Departed, Inbound, Inbox
+from coordinator.leading.saying import one_line
+from coordinator.leading.streams import Streams
 from protos import limits
 from protos.messages import Goodbye, PeerId
 from protos.services import LEADER
@@ -31,8 +34,10 @@ SILENCE_S = 60.0
 ASIDE_BYTES = 2**16
 """Larger frames are opened in a thread."""
 LINES_MOST = limits.MEMBERS + 64
+HELLOS = "this peer says hello too often; it may in a moment"
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # or a second server would share the port in silence
+    ("grpc.max_concurrent_streams", 8),  # of one connection: a member needs one
     ("grpc.max_receive_message_length", limits.FRAME_BYTES),
     ("grpc.max_send_message_length", limits.FRAME_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -90,6 +95,7 @@ class LineServicer:
         self._clock = clock
         self._observer = observer
         self._beat_s, self._silence_s = beat_s, silence_s
+        self._streams = Streams()
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """For a gRPC server with mutual TLS."""
@@ -104,17 +110,28 @@ class LineServicer:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate names no peer id")
             return
         line = MemberLine(peer, self._clock.now())
+        self._streams.opened(line)
         try:
-            async with asyncio.timeout(HELLO_S):
-                first = await context.read()
+            await self._serve(line, context)
+        finally:
+            self._streams.ended(line)
+
+    async def _serve(self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        peer = line.peer
+        try:
+            first = await _first(line, context)
+            if line.dropped:
+                await context.abort(grpc.StatusCode.ABORTED, line.dropped)
             if not isinstance(first, bytes):
                 return
+            if not self._streams.may_greet(peer, self._clock.now()):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, HELLOS)
             observer = self._observer()
             greeting = open_hello(first, run=self._run, peer=peer, observer=observer)
         except (Misbehaved, TimeoutError) as error:
             reason = str(error) or f"no hello within {HELLO_S:.0f} s"
             code = error.code if isinstance(error, Misbehaved) else "protocol"
-            _log.info("line of %s refused: %s", peer[-6:], reason)
+            _log.info("line of %s refused: %s", peer[-6:], one_line(reason))
             line.close(Goodbye(code, reason))
             await _within(GOODBYE_S, self._write(line, context))
             return
@@ -123,6 +140,7 @@ class LineServicer:
             line.close(Goodbye("shutdown", inbox))
             await _within(GOODBYE_S, self._write(line, context))
             return
+        self._streams.greeted(line)
         inbox.post(Arrived(line, greeting.hello, greeting.record, greeting.hello.record))
         reason = "ended by us"
         try:
@@ -172,7 +190,7 @@ class LineServicer:
                     raise Misbehaved("says more than a member may say")
                 items = await self._opened(frame, line, is_observer=is_observer)
             except Misbehaved as error:
-                _log.warning("line of %s closed: %s", line.peer[-6:], error)
+                _log.warning("line of %s closed: %s", line.peer[-6:], one_line(str(error)))
                 line.close(Goodbye(error.code, str(error)))
                 return str(error)
             for item in items:
@@ -227,7 +245,7 @@ class Service:
 
     async def start(self, address: str) -> int:
         """Listen on HOST:PORT; gives the port (0 asks for a free one). Raises PortError."""
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=LINES_MOST)
+        server = grpc.aio.server(options=[*OPTIONS, *connection_options()], maximum_concurrent_rpcs=LINES_MOST)
         server.add_generic_rpc_handlers((self._lines.handler(),))
         try:
             port = server.add_secure_port(address, self._credentials)
@@ -244,6 +262,22 @@ class Service:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
+
+
+async def _first(line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes]) -> object:
+    """The first frame, or what gRPC gives where there is none; None where the line was dropped meanwhile.
+
+    Raises TimeoutError.
+    """
+    read, dropped = asyncio.ensure_future(context.read()), asyncio.create_task(line.wait_dropped())
+    try:
+        async with asyncio.timeout(HELLO_S):
+            await asyncio.wait((read, dropped), return_when=asyncio.FIRST_COMPLETED)
+        return None if line.dropped else read.result()
+    finally:
+        for task in (read, dropped):
+            task.cancel()
+        await asyncio.gather(read, dropped, return_exceptions=True)
 
 
 async def _within(limit_s: float, work: Awaitable[object]) -> None:

@@ -342,7 +342,7 @@ def test_streams_on_which_nothing_is_said_hold_up_nobody_and_are_ended(monkeypat
     monkeypatch.setattr(service_limits, "HELLO_S", 0.5)
 
     async def scene(made: Bench) -> None:
-        still = [await made.member(BOB) for _ in range(60)]
+        still = [await made.member(identity(100 + number // 3)) for number in range(60)]
         for member in still:
             await member.call.wait_for_connection()
         member, item = await made.arrives(ALICE)
