@@ -1,4 +1,4 @@
-"""What a journal holds beside the chain, as it is read: the run's origin, observations, admissions, coordinators."""
+"""What a journal holds beside the chain: the run's origin, observations, admissions, coordinators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from sqlalchemy import inspect, select
+from sqlalchemy import Connection, insert, inspect, select, update
 
 from coordinator import database
 from coordinator.database import RESTORE, Database
@@ -93,3 +93,36 @@ class Aside:
         with self._database.reading() as connection:
             held, holds = look(connection, self.run)
         return (held.holder or "another coordinator") if holds else ""
+
+
+def note_admission(
+    connection: Connection,
+    peer: PeerId,
+    name: str,
+    certificate: str,
+    token: str,
+    token_uses: int,
+    *,
+    observer: bool,
+    at_run_s: float,
+) -> bool:
+    """As `Journal.admit`, in its transaction.
+
+    A member that comes back as it was the last time changes its row: who asks again and again fills no disk.
+    """
+    table, uses = database.admissions, database.token_uses
+    if token:
+        used_by = list(connection.execute(select(uses.c.peer).where(uses.c.token == token)).scalars())
+        if peer not in used_by:
+            if token_uses and len(used_by) >= token_uses:
+                return False
+            connection.execute(insert(uses).values(token=token, peer=peer))
+    is_its = table.c.peer == peer
+    last = connection.execute(select(table).where(is_its).order_by(table.c.id.desc()).limit(1)).first()
+    if last is not None and not observer and (last.name, last.observer, last.token) == (name, False, token):
+        again = update(table).where(table.c.id == last.id)
+        connection.execute(again.values(certificate=certificate, at_run_s=at_run_s))
+        return True
+    row = {"peer": peer, "name": name, "observer": observer, "certificate": certificate, "token": token}
+    connection.execute(insert(table).values(**row, at_run_s=at_run_s))
+    return True

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from coordinator.errors import CoordinatorError
 from coordinator.journal import Journal
 from coordinator.leading.driver import Driver
 from coordinator.leading.ports import Observation
@@ -24,6 +25,8 @@ from protos.wire import WireError
 SAID_KEPT = 200
 FOLLOWERS_MOST = 64
 EVENTS_WAITING_MOST = 256
+READ_AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""After so long the journal is read again where that failed; the last one is repeated."""
 
 
 class Follower:
@@ -170,12 +173,16 @@ class Bulletin:
     # -- its task --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write lines and tell followers as things change, until cancelled; then write what still waits."""
+        """Write lines and tell followers as things change, until cancelled; then write what still waits.
+
+        What can't be read for a moment is shown later. Raises LeadLost, and MachineError where the file can't be
+        written.
+        """
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await self._publish(all_of_them=False)
+                await self._publish(await self._changed_rows())
         finally:
             await asyncio.shield(self._finish())
 
@@ -183,19 +190,46 @@ class Bulletin:
         """Write what still waits; a line that was written too early for its evaluation is put right now."""
         if self._writing is not None:
             await asyncio.wait((self._writing,))
-        await self._publish(all_of_them=True)
-        if self._file.has_gaps:
-            rows = await self.rows()
-            await asyncio.to_thread(self._file.rewrite, rows)
-        self._file.close()
+        try:
+            try:
+                rows = await self._rows_to_show()
+                has_gaps = self._file.has_gaps or any(row["val_loss"] is None for row in rows)
+                whole = await self.rows() if has_gaps else []
+            except CoordinatorError as error:
+                self.said(f"the ledger's last lines are written at the next start: {error.cause}")
+                return
+            await self._publish(rows, all_of_them=True)
+            if has_gaps:
+                await asyncio.to_thread(self._file.rewrite, whole)
+        finally:
+            self._file.close()
 
-    async def _publish(self, *, all_of_them: bool) -> None:
-        news, self._news = self._news, []
-        waiting = self._file.waiting
-        first = min([*waiting, *news], default=None)
+    async def _changed_rows(self) -> list[dict[str, Any]]:
+        """As `_rows_to_show`, as soon as the journal can be read. Raises LeadLost."""
+        n_failed = 0
+        while True:
+            try:
+                return await self._rows_to_show()
+            except CoordinatorError as error:
+                self._journal.check_lead()
+                if not n_failed:
+                    self.said(f"the ledger is shown later: {error.cause}")
+            await asyncio.sleep(READ_AGAIN_S[min(n_failed, len(READ_AGAIN_S) - 1)])
+            n_failed += 1
+
+    async def _rows_to_show(self) -> list[dict[str, Any]]:
+        """The rows from the first that is new, or has yet to be written."""
+        n_news = len(self._news)
+        first = min([*self._file.waiting, *self._news], default=None)
         if first is None:
-            return
+            return []
         rows = await self.rows(first - 1)
+        del self._news[:n_news]
+        return rows
+
+    async def _publish(self, rows: list[dict[str, Any]], *, all_of_them: bool = False) -> None:
+        if not rows:
+            return
         # It waits for the disk. A thread can't be cancelled: `_finish` waits for this one.
         self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.write, rows, all_of_them=all_of_them))
         await asyncio.shield(self._writing)

@@ -122,9 +122,12 @@ class Process(Protocol):
 class Supervised:
     """One child that is started again, after a growing delay, for as long as it is wanted.
 
+    The first start shows whether this machine can run it at all, and raises what `start` does. After that a start that
+    fails is as a child that ended at once: a machine that is short of something for a moment ends nobody else.
+
     Args:
         start: starts it anew.
-        say: told of each end and each start after it.
+        say: told of each end, and of each start that fails after it.
     """
 
     FIRST_DELAY_S = 1.0
@@ -141,23 +144,32 @@ class Supervised:
         self.n_restarts = 0
 
     async def run(self) -> None:
-        """Until cancelled; the child has ended when this returns."""
+        """Until cancelled, or the first start fails; the child has ended when this returns."""
         delay_s = self.FIRST_DELAY_S
         try:
+            self._child = await self._start()
             while True:
-                began = time.monotonic()
-                self._child = await self._start()
-                code = await self._child.wait()
-                if time.monotonic() - began >= self.STEADY_S:
-                    delay_s = self.FIRST_DELAY_S
-                why = self._child.last_line()
-                self._say(
-                    f"the {self._name} ended with exit code {code}{': ' + why if why else ''}; it starts again in "
-                    f"{delay_s:.0f} s (log: {self._child.log})"
-                )
+                if self._child is not None:
+                    began = time.monotonic()
+                    what = await _end_of(self._child)
+                    if time.monotonic() - began >= self.STEADY_S:
+                        delay_s = self.FIRST_DELAY_S
+                self._say(f"the {self._name} {what}; it starts again in {delay_s:.0f} s")
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, self.DELAY_MOST_S)
-                self.n_restarts += 1
+                self._child = None  # its number may be another's by the time that this ends
+                try:
+                    self._child = await self._start()
+                    self.n_restarts += 1
+                except Exception as error:
+                    what = f"could not be started: {str(error) or repr(error)}"
         finally:
             if self._child is not None:
                 await asyncio.shield(self._child.stop(self.STOP_S))
+
+
+async def _end_of(child: Process) -> str:
+    """Waits for it, and says how it was."""
+    code = await child.wait()
+    why = child.last_line()
+    return f"ended with exit code {code}{': ' + why if why else ''} (log: {child.log})"

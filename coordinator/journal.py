@@ -17,7 +17,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, delete, func, insert, inspect, select, update
 
 from coordinator import database
-from coordinator.aside import Aside
+from coordinator.aside import Aside, note_admission
 from coordinator.books import broken_link, refold
 from coordinator.database import RESTORE, Database
 from coordinator.errors import StateError
@@ -300,22 +300,9 @@ class Journal(Aside):
         A peer uses a token once, however often it comes back.
         """
         with self._appending() as connection:
-            if token:
-                used_by = list(
-                    connection.execute(
-                        select(database.token_uses.c.peer).where(database.token_uses.c.token == token)
-                    ).scalars()
-                )
-                if peer not in used_by:
-                    if token_uses and len(used_by) >= token_uses:
-                        return False
-                    connection.execute(insert(database.token_uses).values(token=token, peer=peer))
-            connection.execute(
-                insert(database.admissions).values(
-                    peer=peer, name=name, observer=observer, certificate=certificate, token=token, at_run_s=at_run_s
-                )
+            return note_admission(
+                connection, peer, name, certificate, token, token_uses, observer=observer, at_run_s=at_run_s
             )
-            return True
 
     # -- reads -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ A line is written once its evaluation is known, or, without one, when the next c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import deque
@@ -64,7 +65,10 @@ class LedgerFile:
         kept = list(rows)
         write_whole(self._path, "".join(line(row) for row in kept).encode())
         self.close()
-        self._file = self._path.open("a", encoding="utf-8")
+        try:
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._unwritable(error) from error
         self.has_gaps = any(row["val_loss"] is None for row in kept)
 
     @property
@@ -91,9 +95,14 @@ class LedgerFile:
                 self._file.flush()
                 os.fdatasync(self._file.fileno())
             except OSError as error:
-                raise MachineError(f"{self._path} can't be written: {error.strerror}", "free space") from error
+                raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> MachineError:
+        return MachineError(f"{self._path} can't be written: {error.strerror}", "free space")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Never raises: what could not be written has been said by `write`, and the next start writes it anew."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()

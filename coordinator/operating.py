@@ -15,6 +15,7 @@ from coordinator.control import Caller, find
 from coordinator.errors import UsageError
 from coordinator.folder import Founded, RunFolder, read_founded, read_identity, read_json
 from coordinator.journal import Journal
+from coordinator.places import advertised, is_place
 from coordinator.rows import empty_at_last, round_rows
 from protos import limits
 from protos.invite import Invite
@@ -96,7 +97,7 @@ async def invite(data: Path, *, uses: int, expires_s: float) -> str:
         founded,
         lambda journal: (journal.origin_unix_s(), journal.run_time_s(), journal.coordinators()),
     )
-    hosts = tuple(dict.fromkeys((*hosts, *(http for http, _ in others))))[: limits.ADDRESSES]
+    hosts = tuple(dict.fromkeys((*hosts, *(http for http, _ in others if is_place(http)))))[: limits.ADDRESSES]
     now_s = RunClock(origin_s, recorded_s).run_time_s()
     token, _ = make_token(identity, founded.run, uses=uses, valid_s=expires_s, run_time_s=now_s)
     return str(Invite(founded.run, hosts, token))
@@ -120,7 +121,8 @@ def _hosts(folder: RunFolder) -> tuple[str, ...]:
             f"serve it first: coordinator serve --data {folder.path}",
         )
     http = listening.parse(str(last.get("http")), "--http")
-    hosts = listening.public_hosts(http.host, str(last.get("advertise") or ""))
+    advertise = str(last.get("advertise") or "")
+    hosts = listening.public_hosts(http.host, advertised(advertise) if advertise else "")
     return tuple(listening.host_port(host, http.port) for host in hosts)
 
 

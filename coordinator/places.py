@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import listening
+from coordinator.errors import UsageError
 from coordinator.folder import PRIVATE, RunFolder, read_json, write_json
 from coordinator.lead import LEASE_S
 from coordinator.listening import Address
+from protos.invite import InviteError, check_host_port
 
 DEFAULT_HTTP, DEFAULT_LISTEN, DEFAULT_DHT = "0.0.0.0:8470", "0.0.0.0:8471", "0.0.0.0:8472"
 
@@ -50,8 +52,33 @@ class Places:
         return listening.public_hosts(self.http.host, self.advertise)
 
 
+def advertised(text: str) -> str:
+    """The host of `--advertise`, an IPv6 address without its brackets. Raises UsageError where none can be meant."""
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        check_host_port(listening.host_port(host, 1))
+    except InviteError as error:
+        raise UsageError(
+            f"--advertise {text!r} is no host: {error}",
+            "give a name or an address alone, for example --advertise barn.example",
+        ) from error
+    return host
+
+
+def is_place(text: str) -> bool:
+    """Whether others can be told this HOST:PORT."""
+    try:
+        check_host_port(text)
+    except InviteError:
+        return False
+    return True
+
+
 def find_places(folder: RunFolder, options: ServeOptions) -> Places:
-    """Given options first, then what was used the last time (people hold invites that name it), then the defaults."""
+    """Given options first, then what was used the last time (people hold invites that name it), then the defaults.
+
+    Raises UsageError for what can't be an address, or none that others can be told.
+    """
     last = read_json(folder.ports) or {}
 
     def address(given: str, key: str, default: str) -> Address:
@@ -63,11 +90,17 @@ def find_places(folder: RunFolder, options: ServeOptions) -> Places:
         remembered = last.get(key)
         return given or (remembered if isinstance(remembered, str) else "")
 
+    http = address(options.http, "http", DEFAULT_HTTP)
+    advertise = word(options.advertise, "advertise")
+    if advertise:
+        advertise = advertised(advertise)
+    elif http.host not in listening.ANY and not is_place(listening.host_port(http.host, 1)):
+        raise UsageError(f"others can't be told --http {http}", "name this machine for them with --advertise HOST")
     return Places(
-        http=address(options.http, "http", DEFAULT_HTTP),
+        http=http,
         listen=address(options.listen, "listen", DEFAULT_LISTEN),
         dht=address(options.dht, "dht", DEFAULT_DHT),
-        advertise=word(options.advertise, "advertise"),
+        advertise=advertise,
         database=word(options.database, "database"),
     )
 

@@ -1,11 +1,12 @@
 """ROUND: one commit as one JSON object, what it says and beside it what was observed of its round.
 
 What is observed (`val_loss`, `seconds`, `bytes_*`, `idle_*`, `worked_s`) is outside the commit's hash and null until
-known.
+known. A figure that is no finite number is null, too: what members say may be anything that a float holds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]
     counted = [member for member in body.members if member.counted]
     tokens = sum(member.tokens for member in counted)
     committed = body.outcome is Outcome.COMMITTED
-    return {
+    row = {
         "round": body.round,
         "epoch": body.epoch,
         "attempt": body.attempt,
@@ -84,6 +85,7 @@ def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]
             for seat in body.seats
         ],
     }
+    return {name: _finite(value) for name, value in row.items()}
 
 
 def round_rows(
@@ -124,6 +126,19 @@ def observe(journal: Journal, entries: Sequence[Entry]) -> list[Observed]:
     ]
 
 
+def _finite(value: Any) -> Any:
+    """The same with None for each number that JSON has no word for, however deep it lies."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(each) for name, each in value.items()}
+        case list():
+            return [_finite(each) for each in value]
+        case _:
+            return value
+
+
 def _member(member: MemberEntry, report: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "peer": member.peer,
@@ -152,7 +167,7 @@ def _idle(report: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _inner_loss(counted: Sequence[MemberEntry]) -> float | None:
-    """Mean over the members that counted, by tokens, of what each says."""
+    """Mean over the members that counted, by tokens, of what each says; not finite where one says too much."""
     tokens = sum(member.tokens for member in counted)
     if not tokens:
         return None

@@ -15,8 +15,9 @@ from coordinator.database import RESTORE, Database
 from coordinator.errors import MachineError, StateError
 from coordinator.folder import RunFolder, read_json, write_json
 from coordinator.journal import Journal
-from coordinator.lead import BEATS_PER_LEASE, Contender, Held, Lead
+from coordinator.lead import BEATS_PER_LEASE, Contender, Held, Lead, LeadLost
 from coordinator.ledger_file import last_round
+from coordinator.places import is_place
 from coordinator.site import Whereabouts
 from coordinator.writer import Writer
 from protos import limits
@@ -186,7 +187,7 @@ class Others:
     Args:
         here, line: what leads.
         whereabouts: names the others to nodes.
-        met: (http, line) of each that was there lately.
+        met: (http, line) of each that was there lately. Each has written its own, so what is no address is passed over.
     """
 
     def __init__(self, here: Here, line: str, whereabouts: Whereabouts, met: Sequence[tuple[str, str]]) -> None:
@@ -202,25 +203,36 @@ class Others:
             say(f"stands by: {', '.join(new)}; an invite for all is {Invite(run, (self._here.http, *self.http))}")
 
     def _take(self, met: Sequence[tuple[str, str]]) -> None:
-        others = [(http, line) for http, line in met if http != self._here.http][: limits.ADDRESSES - 1]
+        others = [each for each in met if each[0] != self._here.http and all(map(is_place, each))]
+        others = others[: limits.ADDRESSES - 1]
         self.http = tuple(http for http, _ in others)
         self._whereabouts.others = tuple(line for _, line in others if line != self._line)
 
 
 async def keep_lead(held: Lead, writer: Writer, met: Callable[[Sequence[tuple[str, str]]], None]) -> None:
-    """Give signs of life until cancelled; raises LeadLost, within a lease, where the lead is gone."""
+    """Give signs of life until cancelled; raises LeadLost, within a lease, where the lead is gone.
+
+    A sign of life waits its turn behind what else is appended, and each append is one, too. So how long it waits says
+    nothing: the lead is lost once nothing has reached the database for a lease.
+    """
     if held.is_local:
         return
+    pause_s = held.lease_s / BEATS_PER_LEASE
     while True:
-        await asyncio.sleep(held.lease_s / BEATS_PER_LEASE)
+        await asyncio.sleep(pause_s)
+        beating = asyncio.ensure_future(writer.run(held.beat))
         try:
-            async with asyncio.timeout(held.lease_s):
-                others = await writer.run(held.beat)
-        except TimeoutError:
-            held.abandon(f"the database has not answered for {held.lease_s:g} s")
-            held.check()
-        else:
-            met(others)
+            while not (await asyncio.wait((beating,), timeout=pause_s))[0]:
+                held.check()
+            try:
+                met(beating.result())
+            except MachineError:
+                held.check()  # the next one may do better, as long as there is a lease
+        except LeadLost as lost:
+            held.abandon(lost.cause)  # the writing thread may still wait for the database
+            raise
+        finally:
+            beating.cancel()
 
 
 async def _finished(work: Callable[[], T]) -> T:

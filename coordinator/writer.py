@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from coordinator.journal import Journal
@@ -17,17 +18,25 @@ from protos.messages import Promise, Proposal
 
 T = TypeVar("T")
 
+OBSERVATIONS_WAITING_MOST = 20_000
+"""What members claim beyond that, while the disk takes none, is not written: it decides nothing."""
+
 _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """The driver's journal port, and whatever else is appended. Observations are written in bunches."""
+    """The driver's journal port, and whatever else is appended.
+
+    Observations are written in bunches, one at a time: however many come, an append waits for one bunch of them.
+    """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._waiting: list[Observation] = []
+        self._bunch: asyncio.Future[None] | None = None
+        """What is being written of them."""
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do this in the writing thread; returns or raises when it is done."""
@@ -56,28 +65,34 @@ class Writer:
         return await asyncio.to_thread(self._journal.at, head)
 
     def observe(self, observation: Observation) -> None:
+        if len(self._waiting) >= OBSERVATIONS_WAITING_MOST:
+            return
         self._waiting.append(observation)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        """Give what has been observed in this turn of the loop to the thread, in one transaction."""
-        if self._waiting:
+        """Give what waits to the thread, in one transaction, unless one is under way: then it goes after that."""
+        if self._waiting and self._bunch is None:
             bunch, self._waiting = self._waiting, []
-            at_run_s = self._clock.run_time_s()
-            self._thread.submit(self._journal.observe, bunch, at_run_s).add_done_callback(_say_failure)
+            work = partial(self._journal.observe, bunch, self._clock.run_time_s())
+            self._bunch = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            self._bunch.add_done_callback(self._handed_over)
+
+    def _handed_over(self, done: asyncio.Future[None]) -> None:
+        self._bunch = None
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("observations were not written: %s", error)
+        self._hand_over()
 
     async def flushed(self) -> None:
         """Returns when what was observed before can be read back."""
-        self._hand_over()
-        await self.run(lambda: None)
+        for _ in range(2):  # what is being written, and what waits for that
+            self._hand_over()
+            if self._bunch is not None:
+                await asyncio.wait((self._bunch,))
 
     async def close(self) -> None:
         """Write what waits, and end the thread."""
-        self._hand_over()
+        await self.flushed()
         await asyncio.to_thread(self._thread.shutdown, True)
-
-
-def _say_failure(done: Future[None]) -> None:
-    if (error := done.exception()) is not None:
-        _log.error("observations were not written: %s", error)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import html
+import io
 import json
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -17,9 +21,18 @@ from protos import limits
 
 SITE = web.AppKey("site", Site)
 OCTETS = "application/octet-stream"
+NOT_KEPT = {"Cache-Control": "no-store"}
 ROWS_MOST = 1000
 """Rows of one answer; who wants more asks again with the last round."""
-PIECES_AT_ONCE = 32
+PIECES_AT_ONCE, PIECES_PER_CALLER = 64, 32
+LEDGERS_AT_ONCE, LEDGERS_PER_CALLER = 8, 4
+"""Each may have megabytes in memory until they are sent."""
+ADMISSIONS_WAITING_MOST = 256
+ADMISSIONS_AT_ONCE = 2
+"""So many stand between what the leader appends, which waits for each of them to be on disk."""
+SENT_S = 30.0
+SENT_LEAST_BYTES_S = 32 * 1024
+"""A large answer is given so long, and a second more for each of these; who takes it no faster loses its connection."""
 EVENT_PAUSE_S = 15.0
 """A comment is sent after so long a silence, so that proxies keep the stream open."""
 EVENT_TAKEN_S = 30.0
@@ -41,11 +54,11 @@ def make_app(site: Site) -> web.Application:
             web.get("/healthz", _health),
             web.get("/metrics", _metrics),
             web.get("/v1/run", _run),
-            web.post("/v1/admit", _admit),
+            web.post("/v1/admit", _Admissions().post),
             web.get("/v1/data/{hash}", _Data().get),
             web.post("/v1/orders", _order),
             web.get("/api/status", _status),
-            web.get("/api/ledger", _ledger),
+            web.get("/api/ledger", _Ledgers().get),
             web.get("/api/digests", _digests),
             web.get("/api/events", _events),
             web.get("/api/members/{peer}", _member),
@@ -56,7 +69,7 @@ def make_app(site: Site) -> web.Application:
 
 def answer_json(content: object, status: int = 200, **headers: str) -> web.Response:
     """An answer that nobody keeps."""
-    return web.json_response(content, status=status, headers={"Cache-Control": "no-store", **headers})
+    return web.json_response(content, status=status, headers={**NOT_KEPT, **headers})
 
 
 def _error(status: int, code: str, reason: str, **headers: str) -> web.Response:
@@ -122,26 +135,79 @@ async def _run(request: web.Request) -> web.Response:
     return web.Response(body=info, content_type=OCTETS, headers={"Cache-Control": "no-store"})
 
 
-async def _admit(request: web.Request) -> web.Response:
-    try:
-        async with asyncio.timeout(BODY_S):
-            body = await request.read()
-    except TimeoutError:
-        return _too_slow()
-    try:
-        answer = await request.app[SITE].admit(body)
-    except AdmitRefused as refusal:
-        return _error(403, refusal.code, str(refusal))
-    except AdmitMalformed as error:
-        return _error(400, "malformed", str(error))
-    return web.Response(body=answer, content_type=OCTETS)
+class _Admissions:
+    """Requests to join, few of them at once: who appends for the leader waits behind no crowd."""
+
+    def __init__(self) -> None:
+        self._n_waiting = 0
+        self._going = asyncio.Semaphore(ADMISSIONS_AT_ONCE)
+
+    async def post(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+        except TimeoutError:
+            return _too_slow()
+        if self._n_waiting >= ADMISSIONS_WAITING_MOST:
+            return _error(503, "busy", "many ask to join at the moment", **{"Retry-After": "2"})
+        self._n_waiting += 1
+        try:
+            async with self._going:
+                answer = await request.app[SITE].admit(body)
+        except AdmitRefused as refusal:
+            return _error(403, refusal.code, str(refusal))
+        except AdmitMalformed as error:
+            return _error(400, "malformed", str(error))
+        finally:
+            self._n_waiting -= 1
+        return web.Response(body=answer, content_type=OCTETS)
+
+
+class _Busy(Exception):
+    """All places are taken."""
+
+
+class _Places:
+    """For answers that take memory until they are sent: so many at once, and so many for one address."""
+
+    def __init__(self) -> None:
+        self._by_caller: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, request: web.Request, most: int, per_caller: int) -> Iterator[None]:
+        """Keep a place. Raises _Busy."""
+        caller = request.remote or ""
+        if self._by_caller.total() >= most or self._by_caller[caller] >= per_caller:
+            raise _Busy
+        self._by_caller[caller] += 1
+        try:
+            yield
+        finally:
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
+
+
+async def _deliver(request: web.Request, body: bytes, headers: Mapping[str, str], content_type: str) -> web.Response:
+    """Answer 200 with this, and return once it is sent but for what the system buffers, or the time for it is over."""
+    with io.BytesIO(body) as content:  # closed, it keeps nothing: a connection keeps its last answer until the next one
+        response = web.Response(body=content, headers=headers, content_type=content_type)
+        try:
+            async with asyncio.timeout(SENT_S + len(body) / SENT_LEAST_BYTES_S):
+                await response.prepare(request)
+                await response.write_eof()
+        except (TimeoutError, ConnectionError):
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()  # nobody is there to read it
+        return response
 
 
 class _Data:
     """Pieces, so many at once; whoever comes when all are taken is told to come again."""
 
     def __init__(self) -> None:
-        self._n_open = 0
+        self._places = _Places()
 
     async def get(self, request: web.Request) -> web.Response:
         try:
@@ -150,19 +216,17 @@ class _Data:
             hash_ = b""
         if len(hash_) != 32:
             return _error(400, "malformed", "a hash has 64 hexadecimal digits")
-        if self._n_open >= PIECES_AT_ONCE:
-            return _error(503, "busy", "many fetch data at the moment", **{"Retry-After": "1"})
-        self._n_open += 1
         try:
-            data = await request.app[SITE].piece(hash_)
+            with self._places.place(request, PIECES_AT_ONCE, PIECES_PER_CALLER):
+                data = await request.app[SITE].piece(hash_)
+                if data is None:
+                    return _error(404, "not_found", "no data of this run has this hash")
+                headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+                return await _deliver(request, data, headers, OCTETS)
+        except _Busy:
+            return _error(503, "busy", "many fetch data at the moment", **{"Retry-After": "1"})
         except (PieceDamaged, OSError) as error:
             return _error(500, "damaged", f"this piece can't be served: {error}")
-        finally:
-            self._n_open -= 1
-        if data is None:
-            return _error(404, "not_found", "no data of this run has this hash")
-        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-        return web.Response(body=data, content_type=OCTETS, headers=headers)
 
 
 # -- for people ----------------------------------------------------------------------------------------------------
@@ -205,20 +269,37 @@ async def _status(request: web.Request) -> web.Response:
     return answer_json(request.app[SITE].status())
 
 
-async def _ledger(request: web.Request) -> web.Response:
-    try:
-        after = int(request.query.get("after", "-1"))
-        limit = int(request.query.get("limit", str(ROWS_MOST)))
-    except ValueError:
-        return _error(400, "malformed", "after and limit are whole numbers")
-    if not -1 <= after <= limits.INTEGER or limit < 1:
-        return _error(400, "malformed", "after is a round, limit at least 1")
-    return answer_json(await request.app[SITE].rows(after, min(limit, ROWS_MOST)))
+class _Ledgers:
+    """Rows of the ledger; a thousand of them are megabytes, and a second's work."""
+
+    def __init__(self) -> None:
+        self._places = _Places()
+
+    async def get(self, request: web.Request) -> web.Response:
+        try:
+            after = int(request.query.get("after", "-1"))
+            limit = int(request.query.get("limit", str(ROWS_MOST)))
+        except ValueError:
+            return _error(400, "malformed", "after and limit are whole numbers")
+        if not -1 <= after <= limits.INTEGER or limit < 1:
+            return _error(400, "malformed", "after is a round, limit at least 1")
+        try:
+            with self._places.place(request, LEDGERS_AT_ONCE, LEDGERS_PER_CALLER):
+                rows = await request.app[SITE].rows(after, min(limit, ROWS_MOST))
+                body = await asyncio.to_thread(_json_list, rows)
+                return await _deliver(request, body, NOT_KEPT, "application/json")
+        except _Busy:
+            return _error(503, "busy", "many read the ledger at the moment", **{"Retry-After": "1"})
+
+
+def _json_list(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Row by row: a single call would keep the interpreter, and so the loop, until it is done."""
+    return b"[" + b", ".join(json.dumps(row).encode() for row in rows) + b"]"
 
 
 async def _digests(request: web.Request) -> web.Response:
-    if not _is_operator(request):
-        return _not_operator()
+    if (refusal := _only_operator(request)) is not None:
+        return refusal
     return answer_json(await request.app[SITE].digests())
 
 
@@ -261,17 +342,19 @@ async def _send_event(response: web.StreamResponse, kind: str, content: object) 
 # -- for the operator ----------------------------------------------------------------------------------------------
 
 
-def _is_operator(request: web.Request) -> bool:
-    return request.app[SITE].is_operator(request.headers.get("Authorization", "").removeprefix("Bearer "))
-
-
-def _not_operator() -> web.Response:
-    return _error(403, "not_operator", "this is for the operator, who holds the run's folder")
+def _only_operator(request: web.Request) -> web.Response | None:
+    """The refusal for whoever is not the operator."""
+    secret = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not secret.isprintable():  # as bytes are that are no UTF-8
+        return _error(401, "not_operator", "the header Authorization is no text", **{"WWW-Authenticate": "Bearer"})
+    if not request.app[SITE].is_operator(secret):
+        return _error(403, "not_operator", "this is for the operator, who holds the run's folder")
+    return None
 
 
 async def _order(request: web.Request) -> web.Response:
-    if not _is_operator(request):
-        return _not_operator()
+    if (refusal := _only_operator(request)) is not None:
+        return refusal
     envelope = b""
     try:
         async with asyncio.timeout(BODY_S):
