@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from aggregation import codec
 from aggregation.digest import chunk_root, tagged_hash
@@ -58,6 +59,7 @@ class Gatherer:
         seconds: Callable[[], float],
     ) -> None:
         self._me, self._spec, self._seconds = me, spec, seconds
+        self._patience_s = spec.deadlines.no_progress_s
         self._failed: dict[PeerId, float] = {}  # when
         self._peers, self._whereabouts, self._results, self._pool, self._lied = peers, whereabouts, results, pool, lied
         self._codec = codec.result_codec(spec.codec.name)
@@ -69,26 +71,46 @@ class Gatherer:
         """Ask one source after the other for what is missing; the last failure, or an empty string if all is here.
 
         Holders are asked in an order of their own for each chunk, so that they share the work, and a chunk whose source
-        has failed goes on to its next one whatever the other chunks wait for.
+        has failed goes on to its next one whatever the other chunks wait for. Beside a source that has not given all in
+        `no_progress_s` the next one is asked too, once: the line may be slow, or the source hold everybody up.
         """
         line = self._line(verify)
         sources = {chunk: iter(line(chunk)) for chunk in missing}
         faults: list[str] = []
 
-        async def ask(chunks: Sequence[int]) -> None:
+        def still(chunks: Sequence[int]) -> list[int]:
+            lacking = dict.fromkeys(area.missing(verify.result_hashes))
+            return [chunk for chunk in chunks if chunk in lacking]
+
+        async def ask(chunks: Sequence[int], *, beside: bool = False) -> None:
             asked: dict[PeerId, list[int]] = {}
             for chunk in chunks:
                 hash_ = verify.result_hashes[chunk]
                 peer = next((peer for peer in sources[chunk] if (peer, hash_) not in lacks), None)
                 if peer is not None:
                     asked.setdefault(peer, []).append(chunk)
-            await asyncio.gather(*(ask_one(peer, its) for peer, its in sorted(asked.items())))
+            await asyncio.gather(*(ask_one(peer, its, beside) for peer, its in sorted(asked.items())))
 
-        async def ask_one(peer: PeerId, chunks: list[int]) -> None:
-            if fault := await self._from(peer, area, verify, chunks, lacks, exchange):
-                faults.append(fault)
-                still = dict.fromkeys(area.missing(verify.result_hashes))
-                await ask([chunk for chunk in chunks if chunk in still])
+        async def ask_one(peer: PeerId, chunks: list[int], beside: bool) -> None:
+            asking = asyncio.create_task(self._from(peer, area, verify, chunks, lacks, exchange))
+            running: list[asyncio.Task[Any]] = [asking]
+            try:
+                await asyncio.wait(running, timeout=None if beside else self._patience_s)
+                if not asking.done():
+                    running.append(asyncio.create_task(ask(still(chunks), beside=True)))
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    if not asking.done() and not still(chunks):
+                        self._failed[peer] = self._seconds()
+                        return
+                if fault := await asking:
+                    faults.append(fault)
+                    for other in running[1:]:
+                        await other
+                    await ask(still(chunks), beside=beside)
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
 
         await ask(missing)
         if not area.missing(verify.result_hashes):

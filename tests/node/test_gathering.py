@@ -169,3 +169,71 @@ def test_chunks_go_on_to_their_next_source_whatever_others_wait_for(bench: Bench
     assert bench.gather(1, (FIRST, SECOND, third)) == ""
     before = bench.peers.answered[: bench.peers.answered.index(third)]
     assert before.count(SECOND) == 2, "its own chunk, and the one that the first one lacked"
+
+
+class Trickling(Watched):
+    """Some of those who are asked go on for ever without a whole thing."""
+
+    def __init__(self, network: FakeNetwork, *slow: PeerId) -> None:
+        super().__init__(network)
+        self.slow = slow
+        self.n_slow = 0
+
+    async def fetch(
+        self,
+        peer: PeerId,
+        addresses: Sequence[str],
+        kind: str,
+        hashes: Sequence[bytes],
+        max_bytes: int,
+        sink: Callable[[bytes, bytes], Awaitable[None]],
+        *,
+        exchange: bool,
+    ) -> list[bytes]:
+        if peer not in self.slow:
+            return await super().fetch(peer, addresses, kind, hashes, max_bytes, sink, exchange=exchange)
+        self.asked.append(peer)
+        self.n_slow += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.n_slow -= 1
+        raise AssertionError("it never ends")
+
+
+def test_beside_a_source_that_trickles_the_next_one_is_asked(bench: Bench) -> None:
+    slow = bench.peers = bench.gatherer._peers = Trickling(bench.network, FIRST)
+    bench.gatherer._patience_s = 0.01
+    for round_ in (1, 2):
+        bench.holder(FIRST, round_, 0, 1, 2)
+        bench.holder(SECOND, round_, 0, 1, 2)
+    assert bench.gather(1, (FIRST, SECOND)) == ""
+    assert FIRST in bench.peers.asked
+    assert slow.n_slow == 0, "nobody goes on asking it"
+    bench.peers.asked.clear()
+    bench.gatherer._patience_s = 30.0
+    assert bench.gather(2, (FIRST, SECOND)) == ""
+    assert bench.peers.asked == [SECOND], "it is asked after the others for a while"
+
+
+def test_no_more_than_one_is_asked_beside_another(bench: Bench) -> None:
+    """Else who has a slow line itself would ask all for the same."""
+    third = Identity.from_private_bytes(bytes([9]) * 32).peer
+    slow = bench.peers = bench.gatherer._peers = Trickling(bench.network, FIRST, SECOND)
+    bench.gatherer._patience_s = 0.01
+    for peer in (FIRST, SECOND, third):
+        bench.holder(peer, 1, 0)
+    hashes = (chunk_root(frame(0, 1), SPEC.codec.leaf_values),)
+    verify = Verify(genesis()[1], b"k" * 32, hashes, ((FIRST,),), (SECOND, third))
+    area = bench.results.area(b"k" * 32)
+
+    async def main() -> None:
+        bench.whereabouts.know(third, ("there:1",))
+        line = bench.gatherer._line(verify)(0)
+        slow.slow = tuple(line[:2])  # the first two that are asked
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await bench.gatherer.one_pass(area, verify, [0], Lacks(), exchange=True)
+        assert bench.peers.asked == list(line[:2])
+
+    asyncio.run(main())
