@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 from aggregation.rules.sorting import compile_networks
 from coordinator.leading import descriptors
@@ -20,6 +21,7 @@ from node.config import NodeOptions
 from node.display import Display
 from node.driver import Driver, Stopped
 from node.ending import error_of, until_stopped
+from node.files import writing
 from node.folder import open_folder
 from node.member import Member
 from node.network import connect
@@ -62,6 +64,11 @@ async def import_identity(folder: Path, source: Path) -> str:
     await asyncio.to_thread(identities.make_folder, folder)
     identity = await asyncio.to_thread(identities.import_key, folder, source)
     return f"{folder} is {identity.peer} now"
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    with writing(path.parent, "the trainer's log", 4096):
+        return path.open("ab")
 
 
 class _Node:
@@ -131,7 +138,7 @@ class _Node:
             run_time_s=self._clock,
             say=self._say,
         )
-        log = await asyncio.to_thread((options.data / "trainer.log").open, "ab")
+        log = await asyncio.to_thread(_open_log, options.data / "trainer.log")
         stack.callback(log.close)
         member = Member(
             options,

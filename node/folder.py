@@ -15,7 +15,7 @@ from coordinator.rounds import policy
 from coordinator.rounds.voter import Voter
 from node.commits import CommitLog
 from node.config import NodeOptions
-from node.files import replace_file
+from node.files import replace_file, writing
 from node.journal import Journal
 from node.keeping import Keeper
 from node.residual import Residuals
@@ -80,7 +80,7 @@ async def open_folder(
     Raises NodeError: a folder that is damaged or another run's, a disk that is too small or full.
     """
     work = options.data / "work"
-    await asyncio.to_thread(work.mkdir, exist_ok=True)
+    await asyncio.to_thread(_make, work)
     grid = policy.grid(spec)
     store = StateStore(options.data / "state", grid, pool, seconds=seconds)
     for problem in await asyncio.to_thread(store.open):
@@ -90,7 +90,7 @@ async def open_folder(
     if store.current is not None:  # the coordinator may have told of one that is not in force here yet
         spec = specs.get(store.current.ledger.spec_revision, spec)
     await asyncio.to_thread(check_room_for, spec, options.data)
-    await asyncio.to_thread(replace_file, work / "spec.json", spec.to_bytes())
+    await asyncio.to_thread(_write_spec, work / "spec.json", spec)
     if options.run_dir is not None and store.current is None:
         await asyncio.to_thread(_install_first_state, options.run_dir, store, run, coordinator)
     result_codec = codec.result_codec(spec.codec.name)
@@ -125,6 +125,17 @@ async def open_folder(
         work=work,
         data=options.run_dir / "data" if options.run_dir else options.data / "data",
     )
+
+
+def _make(work: Path) -> None:
+    with writing(work.parent, "the folder of the trainer", 4096):
+        work.mkdir(exist_ok=True)
+
+
+def _write_spec(path: Path, spec: RunSpec) -> None:
+    raw = spec.to_bytes()
+    with writing(path.parent, "the run's settings", len(raw)):
+        replace_file(path, raw)
 
 
 def _install_first_state(run_dir: Path, store: StateStore, run: PeerId, coordinator: PeerId) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import aiohttp
 
 from node.peers.pacing import UNLIMITED, Direction, StreamPace
+from node.peers.transport import Progress
 from node.ports import PeerFailed, Peers, Traffic
 from node.spreading import COPIES, likeliest
 from protos.messages import PeerId
@@ -141,7 +142,7 @@ class HttpSource:
     """The coordinator's `GET /v1/data/HASH`, at each HOST:PORT in turn.
 
     Args:
-        no_progress_s: who sends nothing for so long is given up.
+        no_progress_s: who sends nothing for so long, or trickles, is given up.
         down: how fast bytes may come in, with those of this node's other connections.
         traffic: where they are counted.
     """
@@ -158,6 +159,7 @@ class HttpSource:
         self._hosts, self._seconds, self._down = tuple(hosts), seconds, down
         self._traffic = traffic if traffic is not None else Traffic()
         self._failed: dict[str, float] = {}  # when
+        self._no_progress_s = no_progress_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=HTTP_CONNECT_S, sock_read=no_progress_s)
 
     async def fetch(self, hashes: Sequence[bytes], max_bytes: int, sink: Sink, *, urgent: bool = True) -> None:
@@ -196,20 +198,24 @@ class HttpSource:
     async def _get(
         self, session: aiohttp.ClientSession, host: str, hash_: bytes, max_bytes: int, pace: StreamPace
     ) -> bytes:
+        progress = Progress(self._no_progress_s)
+        url = f"http://{host}/v1/data/{hash_.hex()}"
         try:
-            async with session.get(f"http://{host}/v1/data/{hash_.hex()}", allow_redirects=False) as response:
+            async with progress, session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise PeerFailed(host, f"answered {response.status} to a piece of data")
                 data = bytearray()
                 async for part in response.content.iter_any():
                     data += part
+                    progress.came(len(part))
                     self._traffic.received += len(part)
                     if len(data) > max_bytes:
                         raise PeerFailed(host, f"sent more than the {max_bytes} bytes that are possible")
-                    await pace.wait(len(part))
+                    with progress.ours():
+                        await pace.wait(len(part))
                 return bytes(data)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise PeerFailed(host, str(error) or "no answer in time") from error
+            raise PeerFailed(host, progress.why or str(error) or "no answer in time") from error
 
 
 def _shortened(said: Sequence[str]) -> str:

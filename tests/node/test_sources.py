@@ -279,6 +279,28 @@ def test_a_host_that_stops_in_the_middle_of_a_piece_is_given_up(run: Run, tmp_pa
     asyncio.run(main())
 
 
+def test_a_host_that_trickles_a_piece_is_given_up(run: Run, tmp_path: Path) -> None:
+    spec, packed = run
+
+    async def trickles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        hung_up = asyncio.create_task(reader.read())
+        while not hung_up.done():
+            writer.write(b"x")
+            await asyncio.wait([hung_up], timeout=0.01)
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(trickles, "127.0.0.1", 0) as server, asyncio.timeout(5):
+            slow = "{}:{}".format(*server.sockets[0].getsockname())
+            async with coordinator(packed) as (host, _):
+                source = HttpSource([slow, host], now, no_progress_s=0.1)
+                await new_store(tmp_path / "mine", spec, source).ensure_pieces([0])
+
+    asyncio.run(main())
+
+
 def test_a_source_without_addresses_is_no_crash() -> None:
     async def main() -> None:
         async def sink(_: bytes, __: bytes) -> None:
