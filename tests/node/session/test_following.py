@@ -202,16 +202,22 @@ def test_a_newcomer_that_fetched_the_head_waits_for_a_seat_and_takes_it() -> Non
     assert script.state() is MemberState.TRAINING
 
 
-def test_a_state_that_only_empty_rounds_passed_by_needs_no_donor() -> None:
-    """The head's commit starts from the very bytes that are held: its results are enough."""
+def past_an_empty_round() -> tuple[ev.CommitHeard, Ledger]:
+    """A commit after an empty round that was missed, and the books after it."""
     skipped = empty_body(LEDGER, PEERS[:3])
     between = fold(LEDGER, skipped).at(committed(skipped, LEDGER).commit_hash, LEDGER.digest)
     body = body_of(between, evidence_of(between, 3))
     heard = committed(body, between)
     head = fold(between, body).at(heard.commit_hash, heard.commit.digest)
+    return heard, head
+
+
+def test_a_state_that_only_empty_rounds_passed_by_needs_no_donor() -> None:
+    """The head's commit starts from the very bytes that are held: its results are enough."""
+    heard, head = past_an_empty_round()
     script = Script()
     welcome = Welcome(COORDINATOR, heard.commit, head.to_bytes(), (), 0.0, 1.0)
-    script.handle(ev.LineUp(welcome, body, head, heard.signed))
+    script.handle(ev.LineUp(welcome, heard.body, head, heard.signed))
     assert script.effects(ev.FetchState) == []
     script.verify(heard)
     assert script.effects(ev.Apply)[0].ledger == head
@@ -221,13 +227,9 @@ def test_a_state_that_only_empty_rounds_passed_by_needs_no_donor() -> None:
 
 def test_that_only_empty_rounds_passed_by_is_for_the_coordinator_to_say() -> None:
     """A stand-in may have made it all up: votes are weighed, from the held state on."""
-    skipped = empty_body(LEDGER, PEERS[:3])
-    between = fold(LEDGER, skipped).at(committed(skipped, LEDGER).commit_hash, LEDGER.digest)
-    body = body_of(between, evidence_of(between, 3))
-    heard = committed(body, between)
-    head = fold(between, body).at(heard.commit_hash, heard.commit.digest)
+    heard, head = past_an_empty_round()
     script = Script()
-    script.handle(ev.LineUp(Welcome(PEERS[1], heard.commit, head.to_bytes(), (), 0.0, 1.0), body, head, ()))
+    script.handle(ev.LineUp(Welcome(PEERS[1], heard.commit, head.to_bytes(), (), 0.0, 1.0), heard.body, head, ()))
     assert script.effects(ev.Apply) + script.effects(ev.Verify) == []
     (asked,) = script.effects(ev.FetchCommits)
     assert (asked.head, asked.newest.commit_hash) == (LEDGER.head, heard.commit_hash)
