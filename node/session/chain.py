@@ -23,6 +23,8 @@ class Chain(CatchingUp):
 
     def _line_up(self, event: ev.LineUp, now: Instant) -> list[Effect]:
         self._line, self._line_problem, self._line_changed_at = True, "", now
+        # Whoever says it, followed or not: a lost record may be of that round, and to abstain too long is no harm.
+        self._lost_round = max(self._lost_round, event.ledger.round + 1)
         leader = event.welcome.leader
         left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
         if why := self._why_stay(event.ledger, leader, now):
@@ -30,7 +32,6 @@ class Chain(CatchingUp):
             left.append(ev.Say(why))
         else:
             self._strayed.discard(leader)
-            self._lost_round = max(self._lost_round, event.ledger.round + 1)
             self._newest = ev.CommitHeard(
                 event.welcome.commit, event.body, event.ledger.head, event.signed, leader, event.orders
             )

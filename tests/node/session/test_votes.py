@@ -187,6 +187,20 @@ def test_who_lost_its_record_abstains_until_a_commit_is_applied() -> None:
     assert len(script.told(Promise)) == 1
 
 
+def test_who_lost_its_record_abstains_up_to_the_newest_round_that_any_leader_names() -> None:
+    """It may have voted there: that it does not follow that leader says nothing of what it has signed."""
+    script = Script(voter=Voter(ME, None, lost=True))
+    script.train()
+    other = replace(LEDGER, round=7, head=bytes([9]) * 32)
+    script.session._why_stay = lambda *_: "it is not followed"  # type: ignore[method-assign]
+    script.line_up(other)
+    del script.session._why_stay
+    follow(script, committed(BODY, LEDGER))
+    script.leaders_fall_silent()
+    script.handle(ev.Prepared(Prepare(0, 3, 1, PEERS[20])))
+    assert script.told(Promise) == []
+
+
 # -- results that are not what their reducers signed ---------------------------------------------------------------
 
 
