@@ -267,7 +267,8 @@ class NodeServer:
         meter = Meter(self.traffic, exchange=True)
         stream = RowStream(context, progress, meter, caller, self._holder, self.receiving, self._down.stream())
         refusal = stream.deal(first)
-        await context.send_initial_metadata((ACCEPTED,))
+        if not refusal:  # else nobody sends rows for nothing: the one before the reason is read may be a megabyte
+            await context.send_initial_metadata((ACCEPTED,))
         checks: set[asyncio.Task[None]] = set()
         while not refusal:
             row = await stream.head()

@@ -289,6 +289,28 @@ def test_a_row_that_comes_while_the_attempt_ends_is_declined(tmp_path: Path) -> 
     scenario(main)
 
 
+def test_where_the_deal_is_refused_no_row_is_sent(tmp_path: Path) -> None:
+    class Elsewhere(FakeHolder):
+        def admit_deal(self, caller: PeerId, deal: bytes) -> str:
+            return "no exchange runs here now"
+
+    async def main() -> None:
+        rows: list[int] = []
+
+        def watched(chunk: int) -> tuple[ChunkHead, memoryview]:
+            rows.append(chunk)
+            return source(chunk)
+
+        async with serving(Elsewhere(tmp_path)) as (peer, address), calling() as peers:
+            for _ in range(3):
+                with pytest.raises(PeerFailed, match="refused: no exchange runs here now"):
+                    await peers.send_rows(peer, [address], b"deal", [1, 2], watched, ignore)
+            assert not rows
+            assert 0 < peers.traffic.exchange_sent < 100
+
+    scenario(main)
+
+
 @pytest.mark.parametrize(("n_receipts", "why"), [(0, "without a receipt"), (3, "more than 2 receipts")])
 def test_a_reducer_with_too_few_or_too_many_receipts_has_failed(n_receipts: int, why: str) -> None:
     async def answer(context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
