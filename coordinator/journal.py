@@ -21,7 +21,7 @@ from coordinator.aside import Aside, note_admission
 from coordinator.books import broken_link, refold
 from coordinator.database import RESTORE, Database
 from coordinator.errors import StateError
-from coordinator.lead import LEASE_S, Contender, Held, Lead
+from coordinator.lead import CLOSING_S, LEASE_S, Contender, Held, Lead
 from coordinator.leading.learning import Past
 from coordinator.leading.ports import Observation
 from coordinator.rounds.events import Opened
@@ -127,7 +127,7 @@ class Journal(Aside):
         """
         if self.lead is None:
             contender = Contender(self._database, self.run)
-            found = contender.ask()
+            found = contender.ask(CLOSING_S)
             contender.close()
             if isinstance(found, Held):
                 raise StateError(

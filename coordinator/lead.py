@@ -31,6 +31,8 @@ from protos.messages import PeerId
 
 LEASE_S = 15.0
 BEATS_PER_LEASE = 5
+CLOSING_S = 2.0
+"""A session that has just been closed keeps its lock until the server sees that it is gone."""
 REMEMBERED_S = 7 * 86400.0
 """So long a coordinator that was there is named to others."""
 _LOCK_NOT_AVAILABLE = "55P03"  # SQLSTATE

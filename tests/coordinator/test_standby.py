@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from coordinator.database import Database
 from coordinator.errors import MachineError, StateError, UsageError
 from coordinator.folder import RunFolder, read_founded, read_identity
 from coordinator.journal import Journal
-from coordinator.lead import Contender, Held, Lead, LeadLost
+from coordinator.lead import CLOSING_S, Contender, Held, Lead, LeadLost
 from coordinator.ledger_file import LedgerFile
 from coordinator.places import ServeOptions
 from coordinator.rounds.events import Opened
@@ -220,6 +221,21 @@ def test_a_database_that_goes_away_is_waited_for(postgres: Server, tmp_path: Pat
     made.close()
 
 
+def test_who_begins_right_after_another_has_ended_waits_for_its_lock(first: tuple[Journal, Chained], url: str) -> None:
+    """The server keeps a closed session's lock until it has seen that it is gone."""
+    made, _ = first
+    after, onlooker = Journal.open(url, RUN.peer), Database(url)
+    waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with ThreadPoolExecutor(1) as pool, onlooker.engine.connect() as looking:
+        beginning = pool.submit(after.begin_term, SECOND.name)
+        while not looking.execute(waits).scalar_one():
+            assert not beginning.done()
+        made.close()
+        assert beginning.result() == 3
+    after.close()
+    onlooker.close()
+
+
 # -- a leader's own doubts -----------------------------------------------------------------------------------------
 
 
@@ -227,7 +243,7 @@ def test_its_own_clock_ends_a_lease(url: str) -> None:
     """After a stop it may not sign, though its session may be whole: the other one may have begun meanwhile."""
     journal(url)[0].close()
     opened, clock = Database(url), FakeClock()
-    lead = Contender(opened, RUN.peer, seconds=clock.now).ask()
+    lead = Contender(opened, RUN.peer, seconds=clock.now).ask(CLOSING_S)
     assert isinstance(lead, Lead)
     lead.begin("the first", 10.0)
     clock.at = 9.0
