@@ -14,6 +14,9 @@ from coordinator.parent import is_alive
 from protos.messages import PeerId
 
 ANSWER_S = 10.0
+BUSY_S = 10.0
+"""For so long a coordinator whose places are all taken is asked again: strangers share them, and leave soon."""
+AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ def find(folder: RunFolder) -> Serving | None:
     except (KeyError, TypeError, ValueError):
         return None
     return found if is_alive(found.pid) else None
+
+
+class _Busy(UnreachableError):
+    """Others have all places just now."""
 
 
 class Caller:
@@ -102,6 +109,17 @@ class Caller:
         return found if isinstance(found, dict) else {}
 
     async def _call(self, method: str, path: str, data: bytes | None = None, *, as_json: bool = True) -> Any:
+        loop = asyncio.get_running_loop()
+        busy_until = loop.time() + BUSY_S
+        while True:
+            try:
+                return await self._ask(method, path, data, as_json=as_json)
+            except _Busy:
+                if loop.time() >= busy_until:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
+    async def _ask(self, method: str, path: str, data: bytes | None, *, as_json: bool) -> Any:
         if self._session is None:
             raise RuntimeError("a Caller is entered before it calls")
         headers = {"Authorization": f"Bearer {self._serving.secret}"}
@@ -112,10 +130,14 @@ class Caller:
                 content = await response.json()
                 if response.status == 200:
                     return content
-                reason = content.get("reason") if isinstance(content, dict) else ""
+                content = content if isinstance(content, dict) else {}
+                reason = content.get("reason", "")
                 if response.status == 409:
                     raise OrderRefused(str(reason))
-                raise StateError(f"the coordinator answers {response.status}: {reason}")
+                refused = f"the coordinator answers {response.status}: {reason}"
+                if response.status == 503 and content.get("code") == "busy":
+                    raise _Busy(refused, "try again")
+                raise StateError(refused)
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError, OSError) as error:
             raise UnreachableError(
                 f"the coordinator (process {self._serving.pid}) doesn't answer at {self._serving.http}: {error}",
