@@ -10,7 +10,7 @@ from contextlib import suppress
 from rich.console import Console
 from rich.status import Status
 
-from node.session.events import View
+from node.session.view import View
 
 LOOK_S = 0.5
 LINE_EVERY_S = 20.0

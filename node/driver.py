@@ -28,6 +28,7 @@ from node.obeying import Obeying
 from node.ports import Peers
 from node.residual import Residuals
 from node.results import ResultsStore
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.machine import Session
 from node.sparing import Sparing
@@ -134,58 +135,58 @@ class Driver:
         for effect in effects:
             await self._carry_out(effect)
 
-    async def _carry_out(self, effect: ev.Effect) -> None:
+    async def _carry_out(self, effect: fx.Effect) -> None:
         parts = self._parts
         match effect:
-            case ev.TellLeader(message, leader):
+            case fx.TellLeader(message, leader):
                 await self._tell(message, leader)
-            case ev.Follow(leaders):
+            case fx.Follow(leaders):
                 if self.line is not None:
                     self.line.follow(leaders)
-            case ev.Lead():
+            case fx.Lead():
                 if self.leading is not None:
                     await self.leading.begin()
-            case ev.StepDown(reason):
+            case fx.StepDown(reason):
                 if self.leading is not None:
                     self.leading.step_down(reason)
-            case ev.KeepHead(envelope):
+            case fx.KeepHead(envelope):
                 await self._disk.spared("the coordinator's word on the head", parts.journal.keep_head, envelope)
-            case ev.Persist(entry):
+            case fx.Persist(entry):
                 await asyncio.to_thread(parts.journal.save, entry)
-            case ev.FetchState():
+            case fx.FetchState():
                 self._spawn(self._fetch_state(effect))
-            case ev.FetchCommits():
+            case fx.FetchCommits():
                 self._spawn(self._fetch_commits(effect))
-            case ev.FetchData(round_, ranges):
+            case fx.FetchData(round_, ranges):
                 if self._data is not None:
                     self._data.cancel()  # an earlier round's, which may have been waiting for long
                 self._data = self._spawn(self._fetch_data(round_, ranges))
-            case ev.LoadAnchor() | ev.StartTraining() | ev.PauseTraining() | ev.Encode():
+            case fx.LoadAnchor() | fx.StartTraining() | fx.PauseTraining() | fx.Encode():
                 self._train(effect)
-            case ev.BeginExchange():
+            case fx.BeginExchange():
                 await self._begin_exchange(effect)
-            case ev.InExchange(plan_hash, inner):
+            case fx.InExchange(plan_hash, inner):
                 if self.exchanging is not None and self.exchanging.plan_hash == plan_hash:
                     await self.exchanging.carry_out(inner)
-            case ev.EndExchange(plan_hash):
+            case fx.EndExchange(plan_hash):
                 if self.exchanging is not None and self.exchanging.plan_hash == plan_hash:
                     ended, self.exchanging = self.exchanging, None
                     await ended.close()
-            case ev.Verify():
+            case fx.Verify():
                 self._spawn(self._verify(effect))
-            case ev.Apply():
+            case fx.Apply():
                 await self._apply(effect)
-            case ev.KeepSpec():
+            case fx.KeepSpec():
                 await parts.obeying.at_once(effect)
-            case ev.Amended(spec):
+            case fx.Amended(spec):
                 self._parts = replace(parts, spec=spec)
                 if not await parts.obeying.at_once(effect):
                     self._spawn(self._obey(effect))
-            case ev.Restore() | ev.FetchSpec():
+            case fx.Restore() | fx.FetchSpec():
                 self._spawn(self._obey(effect))
-            case ev.Stop(code, reason):
+            case fx.Stop(code, reason):
                 self._stopped = Stopped(code, reason)
-            case ev.Say(text):
+            case fx.Say(text):
                 parts.say(text)
             case _:
                 assert_never(effect)
@@ -200,19 +201,19 @@ class Driver:
             message = replace(message, bytes_sent=traffic.sent, bytes_received=traffic.received)
         await self.line.say(message, leader)  # type: ignore[arg-type]
 
-    def _train(self, effect: ev.LoadAnchor | ev.StartTraining | ev.PauseTraining | ev.Encode) -> None:
+    def _train(self, effect: fx.LoadAnchor | fx.StartTraining | fx.PauseTraining | fx.Encode) -> None:
         trainer, held = self._parts.trainer, self._parts.store.current
         if trainer is None or held is None:
             return
         match effect:
-            case ev.LoadAnchor(_, nominal_step, fresh_moments):
+            case fx.LoadAnchor(_, nominal_step, fresh_moments):
                 trainer.load(held.theta, held.ledger.round, nominal_step, fresh_moments, held.ledger.digest)
-            case ev.StartTraining(round_, ranges, h, batch_scale):
+            case fx.StartTraining(round_, ranges, h, batch_scale):
                 self._began("train")
                 trainer.train(round_, ranges, h, batch_scale)
-            case ev.PauseTraining(paused):
+            case fx.PauseTraining(paused):
                 trainer.pause(paused)
-            case ev.Encode(round_):
+            case fx.Encode(round_):
                 self._took("train")
                 self._spawn(self._encode(round_, trainer, held))
 
@@ -256,7 +257,7 @@ class Driver:
             )
         )
 
-    async def _begin_exchange(self, effect: ev.BeginExchange) -> None:
+    async def _begin_exchange(self, effect: fx.BeginExchange) -> None:
         parts = self._parts
         plan_hash = effect.plan_hash
         self._began("exchange")
@@ -301,14 +302,14 @@ class Driver:
             stages=parts.stages,
         )
 
-    async def _decline(self, effect: ev.BeginExchange, error: Exception) -> None:
+    async def _decline(self, effect: fx.BeginExchange, error: Exception) -> None:
         """Tell the leader that this node neither combines nor sends anything in this attempt, which goes on without."""
         plan, reason = effect.plan, as_reason(str(error))
         self._parts.say(f"takes no part in the exchange of attempt {plan.attempt} of round {plan.round}: {error}")
         await self._tell(Missing(effect.plan_hash, (), unable=True))
         await self._tell(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)
 
-    async def _fetch_state(self, effect: ev.FetchState) -> None:
+    async def _fetch_state(self, effect: fx.FetchState) -> None:
         outcome = await self._parts.fetcher.state(effect)
         if isinstance(outcome, str):
             self.post(ev.StateFetchFailed(outcome))
@@ -317,17 +318,17 @@ class Driver:
         self._parts.applied()
         self.post(ev.StateFetched(outcome))
 
-    async def _fetch_commits(self, effect: ev.FetchCommits) -> None:
+    async def _fetch_commits(self, effect: fx.FetchCommits) -> None:
         self.post(await self._parts.fetcher.commits(effect))
 
-    async def _obey(self, effect: ev.Restore | ev.FetchSpec | ev.Amended) -> None:
+    async def _obey(self, effect: fx.Restore | fx.FetchSpec | fx.Amended) -> None:
         self.post(await self._parts.obeying.in_time(effect))
 
     async def _fetch_data(self, round_: int, ranges: tuple[Range, ...]) -> None:
         await self._parts.fetcher.data(ranges)
         self.post(ev.DataReady(round_))
 
-    async def _verify(self, effect: ev.Verify) -> None:
+    async def _verify(self, effect: fx.Verify) -> None:
         try:
             fault = await self._parts.fetcher.results(effect)
         except (NodeError, OSError) as error:  # no room on the disk, say
@@ -347,7 +348,7 @@ class Driver:
             return
         self.post(ev.Verified(effect.body_hash, digest))
 
-    async def _apply(self, effect: ev.Apply) -> None:
+    async def _apply(self, effect: fx.Apply) -> None:
         """The switch is awaited here: nothing is decided while it is half done."""
         body_hash = hashes.body_hash(effect.commit.body)
         await self._disk.needed(self._parts.pool, self._parts.store.apply, body_hash, effect.commit, effect.ledger)

@@ -37,7 +37,7 @@ from node.ports import PeerFailed, Peers
 from node.reducing import Previous, Reducing, Row
 from node.results import ResultsArea
 from node.rows import ROWS_IN_MEMORY_BYTES, RowMemory
-from node.session.events import BeginExchange
+from node.session.effects import BeginExchange
 from node.session.part import included_of
 from node.stages import Stages
 from node.training.shared import CodesArea

@@ -20,8 +20,9 @@ from node.landmarks import Landmarks
 from node.pace import Pace
 from node.ports import PeerFailed, Peers
 from node.results import ResultsArea, ResultsStore
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Verify
+from node.session.effects import Verify
 from node.state import StateStore
 from node.training.shared import frame_sizes
 from node.transfer import Manners, StateMoves, fetch_state
@@ -93,7 +94,7 @@ class Fetcher:
             self._pace.heard(self._seconds())
         self._heads.told(commit_hash(commit.body, commit.digest), body)
 
-    async def state(self, asked: ev.FetchState) -> Ledger | str:
+    async def state(self, asked: fx.FetchState) -> Ledger | str:
         """The ledger of the state that is now held, or why none could be fetched."""
         if asked.anew:
             self._heads = Ancestry(HEADS_KEPT)  # what led to the branch that was held leads nowhere now
@@ -165,7 +166,7 @@ class Fetcher:
 
     # -- the chain --------------------------------------------------------------------------------------------
 
-    async def commits(self, asked: ev.FetchCommits) -> ev.CommitsFetched | ev.CommitsFetchFailed:
+    async def commits(self, asked: fx.FetchCommits) -> ev.CommitsFetched | ev.CommitsFetchFailed:
         """The commits from a held state on, up to the newest one or as far as a donor goes with them."""
         self.told(asked.newest.commit, asked.newest.body)
         donors = await self._donors(asked.newest.body.voters)

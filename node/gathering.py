@@ -13,7 +13,7 @@ from aggregation.errors import CodecError
 from coordinator.rounds import policy
 from node.ports import PeerFailed, Peers
 from node.results import ResultsArea, ResultsStore
-from node.session.events import Verify
+from node.session.effects import Verify
 from node.whereabouts import Whereabouts
 from protos.messages import PeerId
 from protos.runspec import RunSpec

@@ -33,6 +33,7 @@ from node.record import OwnRecord, advertised
 from node.selfline import SelfOpener
 from node.session import events as ev
 from node.session.machine import Session
+from node.session.view import View
 from node.status import status_of
 from node.stocking import Stocker
 from node.training.link import Start
@@ -151,7 +152,7 @@ class Member:
         last = self._evaluator.run() if self._options.observer else self._stocker.run()
         return [self._supervisor.run(), self._line.run(), self._publish(), self._network.book.run(), last]
 
-    def view(self) -> ev.View:
+    def view(self) -> View:
         """The session's, but who waits for itself as the leader names whom that one waits for."""
         seen, leader_waits_for = self.session.view(), self._leading.waits_for()
         return replace(seen, waiting_for=leader_waits_for) if seen.waiting_for and leader_waits_for else seen

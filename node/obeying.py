@@ -9,6 +9,7 @@ from pathlib import Path
 
 from node.errors import NodeError
 from node.files import replace_file, writing
+from node.session import effects as fx
 from node.session import events as ev
 from node.specs import SpecsFolder
 from node.state import StateStore
@@ -43,18 +44,18 @@ class Obeying:
         self._in_force: RunSpec | None = None
         self._writing = asyncio.Lock()
 
-    async def at_once(self, effect: ev.KeepSpec | ev.Amended) -> bool:
+    async def at_once(self, effect: fx.KeepSpec | fx.Amended) -> bool:
         """What is on disk before anything after it is done; False where an amendment isn't, and `in_time` is to have it
         there. A revision that could not be kept is fetched again after a restart.
         """
         match effect:
-            case ev.KeepSpec(envelope, revision):
+            case fx.KeepSpec(envelope, revision):
                 try:
                     await asyncio.to_thread(self._specs.keep, envelope, revision)
                 except NodeError as error:
                     self._say(f"revision {revision} of the run's settings is not kept here: {error}")
                 return True
-            case ev.Amended(spec):
+            case fx.Amended(spec):
                 self._in_force = spec
                 problem = await self._write(spec)
                 if problem:
@@ -62,14 +63,14 @@ class Obeying:
                 self._amended(spec)
                 return not problem
 
-    async def in_time(self, effect: ev.Restore | ev.FetchSpec | ev.Amended) -> ev.Event:
+    async def in_time(self, effect: fx.Restore | fx.FetchSpec | fx.Amended) -> ev.Event:
         """What takes time; its outcome."""
         match effect:
-            case ev.Amended(spec):
+            case fx.Amended(spec):
                 return await self._amend(spec)
-            case ev.Restore(head, round_, body_hash):
+            case fx.Restore(head, round_, body_hash):
                 return await self._restore(head, round_, body_hash)
-            case ev.FetchSpec(revision):
+            case fx.FetchSpec(revision):
                 return await self._fetch(revision)
 
     async def _write(self, spec: RunSpec) -> str:

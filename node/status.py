@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from node.ports import Traffic
-from node.session.events import View
+from node.session.view import View
 from node.stages import Stages
 from protos.messages import PeerId
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.obeying import Obeying
 from protos.messages import Outcome
 from protos.runspec import KeepSpec
@@ -66,8 +67,8 @@ class CatchingUp(Obeying):
         n_rounds = newest.body.round - held.round
         if n_rounds > commits_kept(self.spec.keep):
             told = f"was away for {n_rounds} rounds, too many to follow by their results: fetching the state"
-            return [ev.Say(told), *self._fetch(newest)]
-        self._asking = ev.FetchCommits(held.epoch, held.round, held.head, newest, self._n_refused)
+            return [fx.Say(told), *self._fetch(newest)]
+        self._asking = fx.FetchCommits(held.epoch, held.round, held.head, newest, self._n_refused)
         return [*self._drop_part(), self._asking]
 
     def _took_commits(self, event: ev.CommitsFetched) -> list[Effect]:
@@ -81,11 +82,11 @@ class CatchingUp(Obeying):
         n_results = sum(heard.body.outcome is Outcome.COMMITTED for heard in event.commits)
         if n_results > self.spec.keep.results:
             self._unreplayable = held.head
-            return [ev.Say(f"missed {n_results} rounds, of which not all results are kept: fetching the state")]
+            return [fx.Say(f"missed {n_results} rounds, of which not all results are kept: fetching the state")]
         for heard in event.commits:
             self._note_ahead(heard)
         first, last = event.commits[0].body.round, event.commits[-1].body.round
-        return [ev.Say(f"following rounds {first} to {last} by their results")] if last > first else []
+        return [fx.Say(f"following rounds {first} to {last} by their results")] if last > first else []
 
     def _lacked_commits(self, reason: str, gone: bool, now: Instant) -> list[Effect]:
         """Nobody gave the commits since: they are asked for again, unless nobody has them."""
@@ -94,7 +95,7 @@ class CatchingUp(Obeying):
             return []
         if gone:
             self._unreplayable = held.head
-            return [ev.Say(f"can't follow the rounds since {held.round} by their results: {reason}")]
+            return [fx.Say(f"can't follow the rounds since {held.round} by their results: {reason}")]
         return self._again("the commits since", reason, now)
 
     def _refused_commit(self, heard: ev.CommitHeard, fault: str) -> list[Effect]:
@@ -106,7 +107,7 @@ class CatchingUp(Obeying):
             self._n_refused += 1
             if self._n_refused >= REFUSED_MAX:
                 self._unreplayable = self.ledger.head
-        return [ev.Say(f"refused a commit of round {heard.body.round}: {fault}")]
+        return [fx.Say(f"refused a commit of round {heard.body.round}: {fault}")]
 
     def _fetch(self, heard: ev.CommitHeard) -> list[Effect]:
         """Fetch a state that leads to the newest commit, in place of applying this one."""
@@ -120,7 +121,7 @@ class CatchingUp(Obeying):
             newer_than = held.round
         self._commit = self._after = self._asking = None
         self._ahead.clear()
-        self._fetching = ev.FetchState(newest.commit, newest.body, newer_than, anew)
+        self._fetching = fx.FetchState(newest.commit, newest.body, newer_than, anew)
         return [*self._drop_part(), self._fetching]
 
     def _fetch_failed(self, reason: str, now: Instant) -> list[Effect]:
@@ -132,7 +133,7 @@ class CatchingUp(Obeying):
         self._n_refetches += 1
         self._fetch_problem = reason
         self._refetch_at = Instant(now + pause_s)
-        return [ev.Say(f"could not fetch {what}: {reason}; trying again in {pause_s:g} s")]
+        return [fx.Say(f"could not fetch {what}: {reason}; trying again in {pause_s:g} s")]
 
     def _caught_up_to(self, ledger: Ledger) -> None:
         """Another state is held: what was known of the way to it is over."""

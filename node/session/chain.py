@@ -10,9 +10,10 @@ from coordinator.rounds import policy
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger, LedgerError
 from coordinator.rounds.voter import certificate_faults
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.catching_up import CatchingUp
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.part import CombinedHere
 from protos import hashes
 from protos.messages import Body, Outcome, PeerId, Signed, Standing, Vote
@@ -29,7 +30,7 @@ class Chain(CatchingUp):
         left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
         if why := self._why_stay(event.ledger, leader, now):
             self._strayed.add(leader)
-            left.append(ev.Say(why))
+            left.append(fx.Say(why))
         else:
             self._strayed.discard(leader)
             self._newest = ev.CommitHeard(
@@ -41,7 +42,7 @@ class Chain(CatchingUp):
     def _told_left(self) -> list[Effect]:
         """Who has left this round and is back says so to who leads now, or the round would wait for its vote."""
         said = self._voter.last_words(self.ledger) if self.ledger is not None else ()
-        return [ev.TellLeader(Signed(self._sealer.seal(leave))) for leave in said]
+        return [fx.TellLeader(Signed(self._sealer.seal(leave))) for leave in said]
 
     def _heard_commit(self, event: ev.CommitHeard, now: Instant) -> list[Effect]:
         known = self._newest.body.round if self._newest else -1
@@ -72,7 +73,7 @@ class Chain(CatchingUp):
             told = (
                 f"another branch is followed from round {body.round} on: round {held.round} as it was held is orphaned"
             )
-            return [ev.Say(told), *self._fetch(newest)]
+            return [fx.Say(told), *self._fetch(newest)]
         following = self._next_commit(held, newest) if held is not None else None
         if held is None or following is None:
             trusted = newest.leader == self._coordinator and self._newest_ledger is not None
@@ -89,7 +90,7 @@ class Chain(CatchingUp):
         fault = certificate_faults(following.signed, hash_, commit.digest, commit.attempt, books, self._coordinator)
         if not fault and self._goes_back(following):
             told = f"the run goes back, by order: fetching the state after round {body.round}"
-            return [ev.Say(told), *self._fetch(newest)]
+            return [fx.Say(told), *self._fetch(newest)]
         try:
             after = self._folded(held, following)
         except LedgerError as error:
@@ -135,7 +136,7 @@ class Chain(CatchingUp):
         if known is not None and (known.epoch, known.round) >= (event.head.epoch, event.head.round):
             return []
         self._signed_head, self.signed_head = event.head, event.envelope
-        return [ev.KeepHead(event.envelope)]
+        return [fx.KeepHead(event.envelope)]
 
     def _apply_or_verify(self) -> list[Effect]:
         heard, after = self._commit, self._after
@@ -147,13 +148,13 @@ class Chain(CatchingUp):
                 return []
             self._verifying = hash_
             replay = self._proposed is None or self._proposed.body_hash != hash_
-            return [ev.Verify(heard.body, hash_, heard.commit.result_hashes, (), self._holders(heard), replay=replay)]
+            return [fx.Verify(heard.body, hash_, heard.commit.result_hashes, (), self._holders(heard), replay=replay)]
         if self._candidate[1] != heard.commit.digest:
             self._candidate = None
             told = f"my digest after round {heard.body.round} is not the commit's: fetching the state again"
-            return [ev.Say(told), *self._fetch(heard)]
+            return [fx.Say(told), *self._fetch(heard)]
         self._applying = True
-        return [*self._drop_part(), ev.Apply(heard.commit, heard.body, heard.commit_hash, after)]
+        return [*self._drop_part(), fx.Apply(heard.commit, heard.body, heard.commit_hash, after)]
 
     def _holders(self, heard: ev.CommitHeard) -> tuple[PeerId, ...]:
         """Who may hold a commit's results: its reducers, who signed that it holds them all, and who voted at all."""
@@ -171,21 +172,21 @@ class Chain(CatchingUp):
         put_out = next((change for change in heard.body.standing if change.peer == self.me), None)
         if put_out is not None and put_out.standing is Standing.BANNED:  # said here too: the line may close without it
             why = f": {put_out.reason}" if put_out.reason else ""
-            return [*self._moved(), ev.Stop(5, f"this peer has been evicted from the run{why}")]
+            return [*self._moved(), fx.Stop(5, f"this peer has been evicted from the run{why}")]
         mine = next((entry for entry in heard.body.members if entry.peer == self.me), None)
         effects: list[Effect] = []
         if mine is not None and mine.counted:
             self._accepted += 1
         elif mine is not None:
             self._rejected[mine.reason] = self._rejected.get(mine.reason, 0) + 1
-            effects.append(ev.Say(f"round {heard.body.round} did not count this node: {mine.reason}"))
+            effects.append(fx.Say(f"round {heard.body.round} did not count this node: {mine.reason}"))
         elif heard.body.outcome is Outcome.COMMITTED and self._training is not None:
             reason = "not planned"
             self._rejected[reason] = self._rejected.get(reason, 0) + 1
             if n := self._training.step:
                 why = f" (paused by {', '.join(self._paused_by)})" if self._paused_by else ""
                 text = f"round {heard.body.round} went on without this node{why}: its {n} steps are dropped"
-                effects.append(ev.Say(text))
+                effects.append(fx.Say(text))
         effects += self._said_empty(heard.body)
         effects += self._learn_orders(heard.orders)
         effects += self._moved()
@@ -200,7 +201,7 @@ class Chain(CatchingUp):
             self._empty_said = ""
         elif self._training is not None and kind != self._empty_said:
             self._empty_said = kind
-            return [ev.Say(f"round {body.round} is empty: {body.reason}")]
+            return [fx.Say(f"round {body.round} is empty: {body.reason}")]
         return []
 
     def _moved(self) -> list[Effect]:

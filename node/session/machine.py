@@ -10,9 +10,12 @@ from typing import assert_never
 from aggregation.exchange import Combined, Expired, Stalled
 from coordinator.rounds import work
 from coordinator.rounds.events import Instant
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect, Event
+from node.session.effects import Effect
+from node.session.events import Event
 from node.session.idle import Idle
+from node.session.view import View
 from node.session.voting import Voting
 from protos.messages import (
     Heartbeat,
@@ -40,7 +43,7 @@ class Session(Voting):
         if now >= self._heartbeat_at:
             self._heartbeat_at = Instant(now + self.spec.deadlines.heartbeat_s)
             if self._line and not self._left:
-                effects.append(ev.TellLeader(self._heartbeat(state)))
+                effects.append(fx.TellLeader(self._heartbeat(state)))
         return effects
 
     def next_wake(self, now: Instant) -> Instant:
@@ -96,9 +99,9 @@ class Session(Voting):
         """How its trainer has spent this round until now, for the round's report; nothing of any other round."""
         return self._idle.in_round(round_, now)
 
-    def view(self) -> ev.View:
+    def view(self) -> View:
         training = self._training
-        return ev.View(
+        return View(
             state=self.state() if self._line else "offline",
             round=self.ledger.round + 1 if self.ledger else 0,
             epoch=self.ledger.epoch if self.ledger else 0,
@@ -226,7 +229,7 @@ class Session(Voting):
         if now >= self._succession.absent_since + self.spec.deadlines.max_absence_s:
             self._left = True
             days = self.spec.deadlines.max_absence_s / 86400
-            return [ev.Stop(4, f"the coordinator has been away for {days:g} days: the state is kept for its return")]
+            return [fx.Stop(4, f"the coordinator has been away for {days:g} days: the state is kept for its return")]
         ledger, settled = self.ledger, not (self._fetching or self._asking or self._commit or self._left)
         can_lead = self._stands_in and settled and not self._voter.abstains and self._reachable is not False
         return self._succession.advance(ledger, can_lead, self._promised(), now, ready=self._has_trained())
@@ -248,13 +251,13 @@ class Session(Voting):
             return []
         match code:
             case "ended" | "left":
-                return [ev.Stop(0, reason)]
+                return [fx.Stop(0, reason)]
             case "refused":
-                return [ev.Stop(5, reason)]
+                return [fx.Stop(5, reason)]
             case "superseded":
-                return [ev.Stop(6, reason)]
+                return [fx.Stop(6, reason)]
             case _:
-                return [ev.Say(f"the leader closed the line: {reason}")]
+                return [fx.Say(f"the leader closed the line: {reason}")]
 
     def _heartbeat(self, state: MemberState) -> Heartbeat:
         ledger, training = self.ledger, self._training

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from coordinator.rounds.ledger import Ledger, LedgerError, fold, rollback_of
 from coordinator.rounds.orders import Orders
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.working import Working
 from protos.orders import OpenedOrder
 from protos.runspec import RunSpec
@@ -27,19 +28,19 @@ class Obeying(Working):
         effects: list[Effect] = []
         if ledger.paused != (OPERATOR in self._paused_by):
             effects.append(
-                ev.Say("the operator has paused the run" if ledger.paused else "the operator resumes the run")
+                fx.Say("the operator has paused the run" if ledger.paused else "the operator resumes the run")
             )
             effects += self._pause(OPERATOR, ledger.paused)
         spec = self.specs.get(ledger.spec_revision)
         if spec is None:
             if self._asked_revision != ledger.spec_revision:
                 self._asked_revision = ledger.spec_revision
-                effects.append(ev.FetchSpec(ledger.spec_revision))
+                effects.append(fx.FetchSpec(ledger.spec_revision))
             return effects
         self._asked_revision = 0
         if spec.revision != self.spec.revision:
             self.spec = spec
-            effects += [ev.Amended(spec), ev.Say(f"revision {spec.revision} of the run's settings is in force")]
+            effects += [fx.Amended(spec), fx.Say(f"revision {spec.revision} of the run's settings is in force")]
         return effects
 
     def _lacks_spec(self) -> bool:
@@ -57,7 +58,7 @@ class Obeying(Working):
         for each in orders:
             if each.spec is not None and each.spec.revision not in self.specs:
                 self.specs[each.spec.revision] = each.spec
-                effects.append(ev.KeepSpec(each.order.spec, each.spec.revision))
+                effects.append(fx.KeepSpec(each.order.spec, each.spec.revision))
         return effects
 
     def _orders_of(self, event: ev.Proposed | ev.CommitHeard) -> Orders:
@@ -75,7 +76,7 @@ class Obeying(Working):
             self._restoring = event  # told again
             return []
         self._restoring = event
-        return [ev.Restore(rollback.order.spec, rollback.order.round, event.body_hash)]
+        return [fx.Restore(rollback.order.spec, rollback.order.round, event.body_hash)]
 
     def _goes_back(self, heard: ev.CommitHeard) -> bool:
         """Whether a commit leads back to a state that does not stand beside the held one: it is fetched like any."""

@@ -12,7 +12,8 @@ from coordinator.rounds import leases, policy
 from coordinator.rounds.events import Instant
 from coordinator.rounds.proposing import Evidence, result_norms
 from coordinator.rounds.redealing import Lines, reducers_now
-from node.session.events import Dealt, Encoded, Planned, Proposed, Redealt, Verify
+from node.session.effects import Verify
+from node.session.events import Dealt, Encoded, Planned, Proposed, Redealt
 from protos.messages import Commitment, Deal, PeerId, Range
 from protos.runspec import RunSpec
 

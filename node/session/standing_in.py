@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from aggregation.digest import tagged_hash
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
-from node.session import events as ev
-from node.session.events import Effect
+from node.session import effects as fx
+from node.session.effects import Effect
 from node.session.turns import Turns
 from protos.messages import PeerId
 from protos.runspec import DeadlineSpec
@@ -145,19 +145,19 @@ class Succession:
         here = self._is_heard(self._coordinator, now)
         if self.leads and not self._stepping_down and (reason := self._why_step_down(ledger, now)):
             self._stepping_down = True
-            effects.append(ev.StepDown(reason))
+            effects.append(fx.StepDown(reason))
         due = [] if here else [peer for peer, at in turns if now >= at]
         self._come_again(due, ledger, now)
         if self._me in due and can_lead and not self._asked and not self._why_step_down(ledger, now):
             self._asked = True
-            effects.append(ev.Lead())
+            effects.append(fx.Lead())
         lately = [peer for peer in self._heard if self._is_heard(peer, now)]
         followed = dict.fromkeys(sorted({*due, *self._up, *lately} - {self._coordinator, self._me}))
         if self.leads:
             followed[self._me] = None
         if tuple(followed) != self._followed:
             self._followed = tuple(followed)
-            effects.append(ev.Follow(self._followed))
+            effects.append(fx.Follow(self._followed))
         return effects
 
     def next_at(self, ledger: Ledger | None, number: int, now: Instant) -> Instant | None:
@@ -187,7 +187,7 @@ class Succession:
             self._last_word_at = Instant(now + self._stand_in_s - self._patience_s(number))
             self._turns_held.watch(self._holder(ledger, now), ledger, ready, now)
             whose = "this node stands in" if holder == self._me else f"{holder[-6:]} stands in"
-            effects.append(ev.Say(f"{whose} for the coordinator and commits nothing: others have their turn now"))
+            effects.append(fx.Say(f"{whose} for the coordinator and commits nothing: others have their turn now"))
         return effects
 
     def _come_again(self, due: Iterable[PeerId], ledger: Ledger | None, now: Instant) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from coordinator.rounds.events import Instant, Sealer
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.voter import Voter
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect, HeadSigned
+from node.session.effects import Effect
+from node.session.events import HeadSigned
 from node.session.idle import IdleClock
 from node.session.part import CombinedHere, Part, Training
 from node.session.standing_in import Succession
@@ -76,13 +78,13 @@ class SessionState:
         self._commit: ev.CommitHeard | None = None  # extends the held state, not yet applied
         self._after: Ledger | None = None  # the books after that commit
         self._applying = False
-        self._fetching: ev.FetchState | None = None
+        self._fetching: fx.FetchState | None = None
         self._refetch_at: Instant | None = None
         self._n_refetches = 0
         self._fetch_problem = ""  # why the state could not be fetched the last time
         self._newest: ev.CommitHeard | None = None
         self._ahead: dict[bytes, ev.CommitHeard] = {}  # commits that are not yet their turn, by the head they extend
-        self._asking: ev.FetchCommits | None = None
+        self._asking: fx.FetchCommits | None = None
         self._unreplayable = b""  # the held head, where the commits or results since are not to be had
         self._n_refused = 0  # commits of others that did not hold, since the held head
         self._newest_ledger: Ledger | None = None  # the books after it, where the leader has sent them
@@ -106,4 +108,4 @@ class SessionState:
 
     def _drop_part(self) -> list[Effect]:
         part, self._part = self._part, None
-        return [ev.EndExchange(part.planned.plan_hash)] if part is not None and part.exchange is not None else []
+        return [fx.EndExchange(part.planned.plan_hash)] if part is not None and part.exchange is not None else []

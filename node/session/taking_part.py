@@ -8,9 +8,10 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence, deal_faults, evidence_redeal_faults, lines_of
 from coordinator.rounds.redealing import SHRINKS_MOST, Lines, follows
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.chain import Chain
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.part import Part, exchange_for, redealt_for
 from protos.bounds import as_reason
 from protos.messages import (
@@ -42,17 +43,17 @@ class TakingPart(Chain):
             return self._commit_to_plan()
         if self._succession.is_superseded(plan.leader, now) and not self._has_promised(plan, ledger):
             reason = "hears the coordinator"
-            return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
+            return [fx.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
         if reason := self._too_far(plan, now):
-            return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
+            return [fx.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, reason), plan.leader)]
         self._reachable = mine.reducer
         if refusal := self._voter.bound(plan, ledger):
-            return [ev.TellLeader(refusal, plan.leader)]  # it would be in vain: the leader must pass that number first
+            return [fx.TellLeader(refusal, plan.leader)]  # it would be in vain: the leader must pass that number first
         part = self._part
         returned = part is not None and plan.leader == self._coordinator != part.planned.plan.leader
         if part is not None and plan.attempt <= part.number and not returned:
             reason = f"takes part in attempt {part.number} already"
-            return [ev.TellLeader(Refusal(plan.epoch, plan.round, part.number, reason), plan.leader)]
+            return [fx.TellLeader(Refusal(plan.epoch, plan.round, part.number, reason), plan.leader)]
         effects = self._drop_part()
         self._proposed = None
         self._part = Part(event, now)
@@ -88,7 +89,7 @@ class TakingPart(Chain):
             if not training.loaded or training.step == 0:  # it came back, or its trainer did: there is no Δ yet
                 return self._decline("has made no step yet")
             training.encoding = True
-            return [ev.Encode(training.round)]
+            return [fx.Encode(training.round)]
         commitment = Commitment(
             part.planned.plan_hash,
             encoded.root,
@@ -99,7 +100,7 @@ class TakingPart(Chain):
             encoded.sum_lr,
             encoded.inner_loss,
         )
-        return [ev.TellLeader(Signed(self._sealer.seal(commitment)))]
+        return [fx.TellLeader(Signed(self._sealer.seal(commitment)))]
 
     def _encoded(self, event: ev.Encoded) -> list[Effect]:
         training = self._training
@@ -116,7 +117,7 @@ class TakingPart(Chain):
         if training is None or training.round != round_ or not training.encoding:
             return []
         training.encoding = False
-        told: list[Effect] = [ev.Say(f"no contribution in round {round_}: {reason}")]
+        told: list[Effect] = [fx.Say(f"no contribution in round {round_}: {reason}")]
         return told + self._decline(reason)
 
     def _decline(self, reason: str) -> list[Effect]:
@@ -124,7 +125,7 @@ class TakingPart(Chain):
         if self._part is None:
             return []
         plan = self._part.planned.plan
-        return [ev.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, as_reason(reason)), plan.leader)]
+        return [fx.TellLeader(Refusal(plan.epoch, plan.round, plan.attempt, as_reason(reason)), plan.leader)]
 
     def _dealt(self, event: ev.Dealt, now: Instant) -> list[Effect]:
         part, ledger = self._part, self.ledger
@@ -135,14 +136,14 @@ class TakingPart(Chain):
         evidence = part.evidence(event)
         if faults := self._deal_faults(evidence, ledger):
             reason = "; ".join(faults[:3])
-            return [ev.Say(f"refused the deal of attempt {part.number}: {reason}"), *self._decline(reason)]
+            return [fx.Say(f"refused the deal of attempt {part.number}: {reason}"), *self._decline(reason)]
         plan = part.planned.plan
         part.dealt, part.lines = event, self._lines(evidence)
         part.set_hash = evidence.set_hash()
         part.exchange = exchange_for(self.me, evidence, part.lines, self.spec)
         part.exchange_ends_at = Instant(now + plan.exchange_s)
         part.stalls_at = Instant(now + self.spec.deadlines.no_progress_s)
-        begin = ev.BeginExchange(plan, part.planned.plan_hash, event.deal, event.envelope, event.commitments)
+        begin = fx.BeginExchange(plan, part.planned.plan_hash, event.deal, event.envelope, event.commitments)
         effects: list[Effect] = [begin]
         redealt, part.redealt = part.redealt, None
         if redealt is None:
@@ -177,7 +178,7 @@ class TakingPart(Chain):
             faults.append(f"the set has shrunk {part.n_shrinks} times already")
         if faults:
             reason = "; ".join(faults[:3])
-            return [ev.Say(f"refused a redeal of attempt {part.number}: {reason}"), *self._decline(reason)]
+            return [fx.Say(f"refused a redeal of attempt {part.number}: {reason}"), *self._decline(reason)]
         part.redealt, part.n_shrinks = event, part.n_shrinks + shrank
         part.set_hash = evidence.set_hash()
         part.exchange_ends_at = Instant(now + redeal.exchange_s)
@@ -201,7 +202,7 @@ class TakingPart(Chain):
         return self._in_exchange(part, part.exchange.handle(Inquired(tuple(str(peer) for peer in inquiry.senders))))
 
     def _in_exchange(self, part: Part, effects: list[ExchangeEffect]) -> list[Effect]:
-        return [ev.InExchange(part.planned.plan_hash, effect) for effect in effects]
+        return [fx.InExchange(part.planned.plan_hash, effect) for effect in effects]
 
     def _attempt_over(self, event: ev.AttemptOver) -> list[Effect]:
         """A leader has given an attempt up: its own one, whatever others lead beside it."""
@@ -211,7 +212,7 @@ class TakingPart(Chain):
             return self._told_no_seat(reason.removeprefix(work.NO_SEAT))
         if ledger is None or (epoch, round_) != (ledger.epoch, ledger.round + 1):
             return []
-        effects: list[Effect] = [ev.Say(f"attempt {attempt} of round {round_} failed: {reason}")]
+        effects: list[Effect] = [fx.Say(f"attempt {attempt} of round {round_} failed: {reason}")]
         leader = event.leader or self._coordinator
         if part is not None and part.number <= attempt and part.planned.plan.leader == leader:
             effects += self._drop_part()

@@ -6,8 +6,9 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.orders import order_faults
 from coordinator.rounds.voter import body_faults
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.part import evidence_of, verify_of
 from node.session.taking_part import TakingPart
 from protos import hashes
@@ -31,11 +32,11 @@ class Voting(TakingPart):
         self._note_attempt(prepare, ledger, now)
         if reason := self._succession.why_not(prepare.leader, ledger, now) or self._too_far(prepare, now):
             refusal = Refusal(prepare.epoch, prepare.round, prepare.attempt, reason)
-            return [ev.TellLeader(refusal, prepare.leader)]
+            return [fx.TellLeader(refusal, prepare.leader)]
         answer = self._voter.prepared(prepare, ledger)
         if isinstance(answer, Promise):
-            return [ev.Persist(answer), ev.TellLeader(Signed(self._sealer.seal(answer)))]
-        return [ev.TellLeader(answer, prepare.leader)]
+            return [fx.Persist(answer), fx.TellLeader(Signed(self._sealer.seal(answer)))]
+        return [fx.TellLeader(answer, prepare.leader)]
 
     def _proposal(self, event: ev.Proposed, now: Instant) -> list[Effect]:
         ledger, propose = self.ledger, event.propose
@@ -46,8 +47,8 @@ class Voting(TakingPart):
             return needs
         refusal = self._why_not(event, ledger, now)
         if refusal is not None:
-            told: list[Effect] = [ev.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
-            return [*told, ev.TellLeader(refusal, propose.leader)] if self._is_voter(ledger) or self._observer else told
+            told: list[Effect] = [fx.Say(f"refused to vote on round {propose.round}: {refusal.reason}")]
+            return [*told, fx.TellLeader(refusal, propose.leader)] if self._is_voter(ledger) or self._observer else told
         self._proposed = event
         if self._candidate is not None and self._candidate[0] == event.body_hash:
             return self._cast()
@@ -73,7 +74,7 @@ class Voting(TakingPart):
         why = as_reason(f"the state to go back to: {reason}")
         refusal = Refusal(propose.epoch, propose.round, propose.attempt, why)
         is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
-        return [ev.TellLeader(refusal, propose.leader)] if is_asked else []
+        return [fx.TellLeader(refusal, propose.leader)] if is_asked else []
 
     def _why_not(self, event: ev.Proposed, ledger: Ledger, now: Instant) -> Refusal | None:
         propose = event.propose
@@ -116,14 +117,14 @@ class Voting(TakingPart):
             return self._verify_failed(proposed.body_hash, faults[0])
         digest = self._candidate[1]
         if self._observer:
-            return [ev.TellLeader(StateDigest(proposed.body_hash, proposed.propose.attempt, digest))]
+            return [fx.TellLeader(StateDigest(proposed.body_hash, proposed.propose.attempt, digest))]
         if not self._is_voter(ledger):
             return []
         answer = self._voter.voted(proposed.propose, proposed.body_hash, digest, ledger)
         if isinstance(answer, Refusal):
-            return [ev.TellLeader(answer, proposed.propose.leader)]
+            return [fx.TellLeader(answer, proposed.propose.leader)]
         vote, record = answer
-        return [ev.Persist(record), ev.TellLeader(Signed(self._sealer.seal(vote)))]
+        return [fx.Persist(record), fx.TellLeader(Signed(self._sealer.seal(vote)))]
 
     def _verify_failed(self, body_hash: bytes, reason: str) -> list[Effect]:
         if self._verifying == body_hash:
@@ -131,11 +132,11 @@ class Voting(TakingPart):
         heard, proposed = self._commit, self._proposed
         if heard is not None and not self._applying and hashes.body_hash(heard.commit.body) == body_hash:
             told = f"could not follow round {heard.body.round} by its results ({reason}): fetching the state"
-            return [ev.Say(told), *self._fetch(heard)]
+            return [fx.Say(told), *self._fetch(heard)]
         if proposed is not None and proposed.body_hash == body_hash:
             self._proposed = None
             propose = proposed.propose
             refusal = Refusal(propose.epoch, propose.round, propose.attempt, as_reason(f"results: {reason}"))
             is_asked = self.ledger is not None and (self._is_voter(self.ledger) or self._observer)
-            return [ev.TellLeader(refusal, propose.leader)] if is_asked else []
+            return [fx.TellLeader(refusal, propose.leader)] if is_asked else []
         return []

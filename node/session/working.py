@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coordinator.rounds import policy, work
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect
+from node.session.effects import Effect
 from node.session.part import Training
 from node.session.state import SessionState
 from protos.messages import Signed
@@ -40,7 +41,7 @@ class Working(SessionState):
         if training is None or training.data_asked or self._paused_by:
             return []
         training.data_asked = True
-        return [ev.FetchData(training.round, training.ranges)]
+        return [fx.FetchData(training.round, training.ranges)]
 
     def _train(self) -> list[Effect]:
         """What the trainer can do next: load the anchor, then train on the seat once its data are here."""
@@ -55,11 +56,11 @@ class Working(SessionState):
             last = self._trained_round
             fresh = last is not None and training.round - last > MOMENTS_LAST_ROUNDS
             self._trained_round = training.round
-            effects.append(ev.LoadAnchor(training.round, ledger.nominal_step, fresh))
+            effects.append(fx.LoadAnchor(training.round, ledger.nominal_step, fresh))
         seat = ledger.seat_of(self.me)
         if training.data_ready and not training.started and seat is not None and not self._paused_by:
             training.started = True
-            effects.append(ev.StartTraining(training.round, seat.ranges, self.spec.work.h, seat.batch_scale))
+            effects.append(fx.StartTraining(training.round, seat.ranges, self.spec.work.h, seat.batch_scale))
         return effects
 
     def _trainer_came(self, moments_round: int, tokens_per_s: float) -> list[Effect]:
@@ -74,7 +75,7 @@ class Working(SessionState):
         self._trainer_up, self._before = False, None
         if self._training:
             self._training.lost()
-        return [ev.Say(f"the trainer stopped: {reason}")]
+        return [fx.Say(f"the trainer stopped: {reason}")]
 
     def _progressed(self, event: ev.Progressed) -> list[Effect]:
         training = self._training
@@ -98,7 +99,7 @@ class Working(SessionState):
         if reason == self._no_seat:
             return []
         self._no_seat = reason
-        return [ev.Say(f"{work.NO_SEAT}{reason}")]
+        return [fx.Say(f"{work.NO_SEAT}{reason}")]
 
     def _pause(self, who: str, paused: bool) -> list[Effect]:
         before = bool(self._paused_by)
@@ -108,7 +109,7 @@ class Working(SessionState):
             self._paused_by.pop(who, None)
         if bool(self._paused_by) == before:
             return []
-        return [ev.PauseTraining(bool(self._paused_by)), *self._fetch_data(), *self._train()]
+        return [fx.PauseTraining(bool(self._paused_by)), *self._fetch_data(), *self._train()]
 
     # -- leaving ----------------------------------------------------------------------------------------------
 
@@ -129,11 +130,11 @@ class Working(SessionState):
         effects: list[Effect] = self._drop_part()
         if (keeps_seat or not self._line) and not self._observer:
             why = "" if keeps_seat else "no leader could be told, so "
-            return [*effects, ev.Stop(0, f"{reason}; {why}the seat is kept for a restart")]
+            return [*effects, fx.Stop(0, f"{reason}; {why}the seat is kept for a restart")]
         ledger = self._after or held
         leave = self._voter.leave(ledger) if ledger is not None and not self._observer else None
         if leave is not None and ledger is not None:
             leaves = [leave, *([self._voter.leave_next(ledger)] if takes_part and ledger is held else [])]
-            effects += [ev.Persist(each) for each in reversed(leaves)]  # the first one stays the record
-            effects += [ev.TellLeader(Signed(self._sealer.seal(each))) for each in leaves]
-        return [*effects, ev.Stop(0, reason)]
+            effects += [fx.Persist(each) for each in reversed(leaves)]  # the first one stays the record
+            effects += [fx.TellLeader(Signed(self._sealer.seal(each))) for each in leaves]
+        return [*effects, fx.Stop(0, reason)]

@@ -32,7 +32,7 @@ from node.holding import NodeHolder
 from node.peers.grpc import GrpcPeers
 from node.peers.server import NodeServer
 from node.results import ResultsArea, ResultsStore
-from node.session.events import BeginExchange, Verify
+from node.session.effects import BeginExchange, Verify
 from node.stages import Stages
 from node.training.shared import CodesArea, frame_sizes
 from node.vectors import each_chunk

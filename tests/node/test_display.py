@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.rounds.events import Instant
 from node.display import Display
-from node.session.events import View
+from node.session.view import View
 
 VIEW = View(
     state="training", round=3, epoch=0, step=1, h=10, tokens_per_s=0.0, inner_loss=0.0, digest=b"", accepted=2,

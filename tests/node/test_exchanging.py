@@ -19,7 +19,7 @@ from node import rows
 from node.exchanging import Exchanging
 from node.reducing import MESSAGE_EXTRA_BYTES
 from node.results import ResultsStore
-from node.session.events import BeginExchange
+from node.session.effects import BeginExchange
 from node.training.shared import frame_sizes
 from protos.messages import ChunkHead, Commitment, Deal, Missing, PeerId, Plan, Range, Signed
 from protos.sealer import KeySealer

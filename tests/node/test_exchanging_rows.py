@@ -24,7 +24,7 @@ from node.holding import NodeHolder
 from node.ports import PeerFailed, RowSource
 from node.results import ResultsStore
 from node.rows import ROWS_IN_MEMORY_BYTES
-from node.session.events import BeginExchange
+from node.session.effects import BeginExchange
 from node.training.shared import CodesArea, frame_sizes
 from protos import hashes, wire
 from protos.messages import (

@@ -23,7 +23,8 @@ from node.errors import Unreachable
 from node.fetching import Fetcher
 from node.landmarks import Landmarks
 from node.results import ResultsStore
-from node.session.events import CommitHeard, FetchState, Verify
+from node.session.effects import FetchState, Verify
+from node.session.events import CommitHeard
 from node.state import StateStore
 from node.training.shared import frame_sizes
 from node.whereabouts import Whereabouts

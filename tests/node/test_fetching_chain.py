@@ -11,7 +11,8 @@ from coordinator.rounds.ledger import Ledger
 from node import fetching
 from node.errors import DiskFull
 from node.results import ResultsArea
-from node.session.events import CommitsFetched, CommitsFetchFailed, FetchCommits, FetchState, Verify
+from node.session.effects import FetchCommits, FetchState, Verify
+from node.session.events import CommitsFetched, CommitsFetchFailed
 from protos import wire
 from protos.messages import Body, Commit, PeerId
 from tests.coordinator.made import genesis

@@ -21,6 +21,7 @@ from node.errors import DiskFull, LocalStateError, MachineError
 from node.files import replace_file
 from node.obeying import Obeying
 from node.residual import Residuals
+from node.session import effects as fx
 from node.session import events as ev
 from node.specs import SpecsFolder
 from node.state import StateStore
@@ -38,7 +39,7 @@ PLAN = Plan(
     SENDER, 0, 7, 3, SENDER, bytes(32), bytes(32), 1, (), "mean", 0, "", "", "int8", Range(0, 1), 0, "identity", 1,
     1.0, 1.0, 1.0,
 )  # fmt: skip
-BEGIN = ev.BeginExchange(PLAN, PLAN_HASH, None, b"", {})  # type: ignore[arg-type]
+BEGIN = fx.BeginExchange(PLAN, PLAN_HASH, None, b"", {})  # type: ignore[arg-type]
 
 
 class Script:
@@ -46,14 +47,14 @@ class Script:
 
     abstains = False
 
-    def __init__(self, *effects: ev.Effect) -> None:
+    def __init__(self, *effects: fx.Effect) -> None:
         self.effects = list(effects)
         self.heard: list[ev.Event] = []
 
-    def handle(self, event: ev.Event, now: Instant) -> list[ev.Effect]:
+    def handle(self, event: ev.Event, now: Instant) -> list[fx.Effect]:
         self.heard.append(event)
         if isinstance(event, ev.LeaveAsked):
-            return [ev.Stop(0, "left")]
+            return [fx.Stop(0, "left")]
         effects, self.effects = self.effects, []
         return effects
 
@@ -78,7 +79,7 @@ class Line:
 class Bench:
     """A driver of which these parts are there, and what came of it."""
 
-    def __init__(self, *effects: ev.Effect, **parts: Any) -> None:
+    def __init__(self, *effects: fx.Effect, **parts: Any) -> None:
         self.said: list[str] = []
         self.script, self.line = Script(*effects), Line()
         self.driver: Driver
@@ -129,7 +130,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 @pytest.mark.parametrize("error", [FULL, LocalStateError("the journal can't be used", "look")])
 def test_a_head_that_can_not_be_kept_is_said_once_and_no_end(error: Exception) -> None:
     journal = SimpleNamespace(keep_head=raising(error))
-    bench = Bench(ev.KeepHead(b"1"), ev.KeepHead(b"2"), journal=journal).run()
+    bench = Bench(fx.KeepHead(b"1"), fx.KeepHead(b"2"), journal=journal).run()
     assert bench.said == [f"going on without the coordinator's word on the head: {error}"]
 
 
@@ -140,14 +141,14 @@ def test_what_fails_again_after_it_went_well_is_said_again() -> None:
         if (error := next(outcomes)) is not None:
             raise error
 
-    keep = (ev.KeepHead(b""),) * 4
+    keep = (fx.KeepHead(b""),) * 4
     assert len(Bench(*keep, journal=SimpleNamespace(keep_head=keep_head)).run().said) == 2
 
 
 def test_a_vote_that_is_not_on_disk_is_the_end_and_is_not_sent() -> None:
     promise = Promise(0, 1, 0, SENDER, bytes(32), -1, None)
     journal = SimpleNamespace(save=raising(FULL))
-    bench = Bench(ev.Persist(promise), ev.TellLeader(Missing(PLAN_HASH, ())), journal=journal)
+    bench = Bench(fx.Persist(promise), fx.TellLeader(Missing(PLAN_HASH, ())), journal=journal)
     with pytest.raises(DiskFull):
         bench.run()
     assert bench.line.told == []
@@ -157,7 +158,7 @@ def test_a_note_that_no_vote_is_lost_can_be_spared() -> None:
     bench = Bench(journal=SimpleNamespace(is_whole=raising(FULL)))
     handle = bench.script.handle
 
-    def first_commit(event: ev.Event, now: Instant) -> list[ev.Effect]:
+    def first_commit(event: ev.Event, now: Instant) -> list[fx.Effect]:
         bench.script.abstains = False
         return handle(event, now)
 
@@ -170,7 +171,7 @@ def test_a_note_that_no_vote_is_lost_can_be_spared() -> None:
 )
 def test_an_exchange_that_can_not_begin_goes_on_without_this_node(error: Exception) -> None:
     results = SimpleNamespace(area=raising(error), relieve=lambda: False)
-    bench = Bench(BEGIN, ev.InExchange(PLAN_HASH, None), ev.EndExchange(PLAN_HASH), results=results).run()  # type: ignore[arg-type]
+    bench = Bench(BEGIN, fx.InExchange(PLAN_HASH, None), fx.EndExchange(PLAN_HASH), results=results).run()  # type: ignore[arg-type]
     assert bench.line.told == [
         (Missing(PLAN_HASH, (), unable=True), ""),
         (Refusal(0, 7, 3, str(error)), SENDER),
@@ -181,7 +182,7 @@ def test_an_exchange_that_can_not_begin_goes_on_without_this_node(error: Excepti
 def applied(**parts: Any) -> Bench:
     commit = Commit(b"body", bytes(32), 0, (), ())
     body: Any = SimpleNamespace(epoch=0, round=1)
-    return Bench(ev.Apply(commit, body, b"hash", None), **parts).run()  # type: ignore[arg-type]
+    return Bench(fx.Apply(commit, body, b"hash", None), **parts).run()  # type: ignore[arg-type]
 
 
 def test_results_that_are_kept_for_others_give_way_to_the_state() -> None:
@@ -232,7 +233,7 @@ def test_what_can_not_be_encoded_is_no_contribution_and_no_end(
         monkeypatch.setattr("node.driver.Reading", raising(OSError(errno.EMFILE, "Too many open files")))
     held: Any = SimpleNamespace(theta=tmp_path)
     bench = Bench(
-        ev.Encode(7), trainer=Trainer(), store=SimpleNamespace(current=held), work=tmp_path,
+        fx.Encode(7), trainer=Trainer(), store=SimpleNamespace(current=held), work=tmp_path,
         residuals=SimpleNamespace(begin=lambda _: None), stages=None,
     )  # fmt: skip
 
@@ -345,7 +346,7 @@ def test_an_amendment_that_has_no_room_is_tried_again_until_it_is_written(
         SpecsFolder(tmp_path / "specs", SENDER), NOBODY, tmp_path / "spec.json",
         ask=NOBODY, amended=in_force.append, say=said.append,
     )  # fmt: skip
-    bench = Bench(ev.Amended(SPEC), obeying=obeying)
+    bench = Bench(fx.Amended(SPEC), obeying=obeying)
 
     async def main() -> None:
         driver = bench.make()
@@ -374,10 +375,10 @@ def test_an_amendment_that_is_in_force_no_more_is_not_written_any_more(
     newer = SPEC.model_copy(update={"revision": 9})
 
     async def main() -> None:
-        assert not await obeying.at_once(ev.Amended(SPEC))
+        assert not await obeying.at_once(fx.Amended(SPEC))
         (tmp_path / "none").mkdir()
-        assert await obeying.at_once(ev.Amended(newer))
-        assert await obeying.in_time(ev.Amended(SPEC)) == ev.Woke()
+        assert await obeying.at_once(fx.Amended(newer))
+        assert await obeying.in_time(fx.Amended(SPEC)) == ev.Woke()
 
     asyncio.run(main())
     assert RunSpec.from_bytes((tmp_path / "none" / "spec.json").read_bytes()) == newer
@@ -388,7 +389,7 @@ def test_a_revision_that_can_not_be_kept_is_said(tmp_path: Path) -> None:
     (tmp_path / "specs").write_text("no folder")
     specs = SpecsFolder(tmp_path / "specs", SENDER)
     obeying = Obeying(specs, NOBODY, tmp_path / "spec.json", ask=NOBODY, amended=lambda _: None, say=said.append)
-    assert asyncio.run(obeying.at_once(ev.KeepSpec(b"envelope", 2)))
+    assert asyncio.run(obeying.at_once(fx.KeepSpec(b"envelope", 2)))
     assert "revision 2" in said[0]
 
 

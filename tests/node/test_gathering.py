@@ -17,7 +17,7 @@ from aggregation.digest import chunk_root
 from coordinator.rounds import policy
 from node.gathering import AVOIDED_S, Gatherer, Lacks
 from node.results import ResultsStore
-from node.session.events import Verify
+from node.session.effects import Verify
 from node.training.shared import frame_sizes
 from node.whereabouts import Whereabouts
 from protos.messages import PeerId

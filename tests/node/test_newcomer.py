@@ -23,6 +23,7 @@ from node.holding import NodeHolder
 from node.keeping import Keeper
 from node.landmarks import Landmarks
 from node.results import ResultsStore
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.machine import Session
 from node.state import StateStore
@@ -170,22 +171,22 @@ class World:
                     inbox.append(answer)
         return None
 
-    async def _carry_out(self, effect: ev.Effect) -> ev.Event | None:
+    async def _carry_out(self, effect: fx.Effect) -> ev.Event | None:
         match effect:
-            case ev.FetchState():
+            case fx.FetchState():
                 state = await self.fetcher.state(effect)
                 return ev.StateFetched(state) if isinstance(state, Ledger) else ev.StateFetchFailed(state)
-            case ev.FetchCommits():
+            case fx.FetchCommits():
                 return await self.fetcher.commits(effect)
-            case ev.Verify():
+            case fx.Verify():
                 if fault := await self.fetcher.results(effect):
                     return ev.VerifyFailed(effect.body_hash, fault)
                 digest = self.store.prepare(effect.body_hash, effect.body, self.fetcher.frames(effect))
                 return ev.Verified(effect.body_hash, digest)
-            case ev.Apply():
+            case fx.Apply():
                 self.store.apply(body_hash(effect.commit.body), effect.commit, effect.ledger)
                 return ev.Applied(effect.commit_hash)
-            case ev.Say(text):
+            case fx.Say(text):
                 self.said.append(text)
         return None
 

@@ -9,6 +9,7 @@ import pytest
 
 from node.errors import Unreachable
 from node.obeying import Obeying
+from node.session import effects as fx
 from node.session import events as ev
 from node.specs import SpecsFolder
 from protos.orders import seal_spec
@@ -64,8 +65,8 @@ def test_what_is_in_force_is_on_disk_before_anybody_works_by_it(tmp_path: Path) 
     outside = Outside(tmp_path)
 
     async def scene() -> None:
-        await outside.obeying.at_once(ev.KeepSpec(ENVELOPE, 2))
-        await outside.obeying.at_once(ev.Amended(SPEC))
+        await outside.obeying.at_once(fx.KeepSpec(ENVELOPE, 2))
+        await outside.obeying.at_once(fx.Amended(SPEC))
 
     asyncio.run(scene())
     assert outside.specs.load() == {2: SPEC}
@@ -76,12 +77,12 @@ def test_what_is_in_force_is_on_disk_before_anybody_works_by_it(tmp_path: Path) 
 def test_a_revision_is_asked_for_until_somebody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.obeying.AGAIN_FIRST_S", 0.0)
     outside = Outside(tmp_path, n_away=2)
-    assert asyncio.run(outside.obeying.in_time(ev.FetchSpec(2))) == ev.SpecKnown(SPEC)
+    assert asyncio.run(outside.obeying.in_time(fx.FetchSpec(2))) == ev.SpecKnown(SPEC)
     assert len(outside.said) == 2
     assert "revision 2" in outside.said[0]
     assert outside.specs.load() == {2: SPEC}
 
 
 def test_a_state_that_is_not_kept_can_not_be_gone_back_to(tmp_path: Path) -> None:
-    found = asyncio.run(Outside(tmp_path).obeying.in_time(ev.Restore(b"h" * 32, 7, b"b" * 32)))
+    found = asyncio.run(Outside(tmp_path).obeying.in_time(fx.Restore(b"h" * 32, 7, b"b" * 32)))
     assert found == ev.RestoreFailed(b"b" * 32, "the state after round 7 is not kept here")

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.rounds.events import Instant
 from node.ports import Traffic
-from node.session.events import View
+from node.session.view import View
 from node.stages import Stages
 from node.status import status_of
 from protos.messages import PeerId

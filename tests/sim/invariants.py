@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.rounds.attempt import Phase
-from node.session.events import View
+from node.session.view import View
 from tests.sim.chain import Violated
 from tests.sim.leader import LeaderProcess
 from tests.sim.member import MemberProcess

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from node.session import effects as fx
 from node.session import events as ev
 from protos import limits
 from protos.hashes import body_hash
@@ -32,8 +33,8 @@ class MemberProcess(Rows):
         super().__init__(world, name, number, observer=observer)
         self.lines: dict[PeerId, Line] = {}
         self.followed: tuple[PeerId, ...] = ()
-        self.stopped: ev.Stop | None = None
-        self._downloads: dict[bytes, list[ev.Verify]] = {}  # results on their way, and what waits for them
+        self.stopped: fx.Stop | None = None
+        self._downloads: dict[bytes, list[fx.Verify]] = {}  # results on their way, and what waits for them
         self.said: list[str] = []
         self.data_until = 0.0
         """Till then its data do not come."""
@@ -170,65 +171,65 @@ class MemberProcess(Rows):
 
     # -- effects ----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, effect: ev.Effect) -> None:
+    def _carry_out(self, effect: fx.Effect) -> None:
         options = self.world.options
         match effect:
-            case ev.TellLeader(message, leader):
+            case fx.TellLeader(message, leader):
                 self._tell(message, leader)
-            case ev.Follow(leaders):
+            case fx.Follow(leaders):
                 self._follow(leaders)
-            case ev.Lead():
+            case fx.Lead():
                 if (stand_in := self.stand_in) is not None:
                     self.later(0.0, stand_in.begin)
-            case ev.StepDown(reason):
+            case fx.StepDown(reason):
                 if (stand_in := self.stand_in) is not None:
                     self.later(0.0, stand_in.step_down, reason)
-            case ev.KeepHead():
+            case fx.KeepHead():
                 pass
-            case ev.Persist(entry):
+            case fx.Persist(entry):
                 if self.writes():
                     self.disk.keep(entry)
-            case ev.FetchState(commit, body):
+            case fx.FetchState(commit, body):
                 self.later(self._fetch_s(), self._fetch_state, commit, body)
-            case ev.FetchCommits():
+            case fx.FetchCommits():
                 self.later(options.work_s, self._fetch_commits, effect)
-            case ev.FetchData(round_, _):
+            case fx.FetchData(round_, _):
                 self.later(max(options.work_s, self.data_until - self.world.now), self.decide, ev.DataReady(round_))
-            case ev.LoadAnchor(round_):
+            case fx.LoadAnchor(round_):
                 self.load_anchor(round_)
-            case ev.StartTraining():
+            case fx.StartTraining():
                 self._start_training(effect)
-            case ev.PauseTraining(paused):
+            case fx.PauseTraining(paused):
                 self.pause_training(paused)
-            case ev.Encode(round_):
+            case fx.Encode(round_):
                 self.later(options.work_s, self._encode, round_, self.trainer.generation)
-            case ev.BeginExchange():
+            case fx.BeginExchange():
                 self._exchange = effect
                 if options.instant_rows:
                     self.later(options.work_s, self.take_all_rows, effect)
-            case ev.InExchange(plan, inner):
+            case fx.InExchange(plan, inner):
                 if self._exchange is not None and self._exchange.plan_hash == plan:
                     self._in_exchange(self._exchange, inner)
-            case ev.EndExchange(plan):
+            case fx.EndExchange(plan):
                 if self._exchange is not None and self._exchange.plan_hash == plan:
                     self._exchange = None
-            case ev.Verify():
+            case fx.Verify():
                 self.later(options.fetch_s, self._verify, effect, FETCH_TRIES)
-            case ev.Apply():
+            case fx.Apply():
                 self._apply(effect)
-            case ev.Restore(head, round_, hash_):
+            case fx.Restore(head, round_, hash_):
                 self.later(options.fetch_s, self._restore, head, round_, hash_)
-            case ev.FetchSpec(revision):
+            case fx.FetchSpec(revision):
                 self.later(options.fetch_s, self.decide, ev.SpecKnown(self.world.specs[revision]))
-            case ev.KeepSpec(_, revision):
+            case fx.KeepSpec(_, revision):
                 self.disk.revisions[revision] = None
-            case ev.Amended():
+            case fx.Amended():
                 pass
-            case ev.Stop():
+            case fx.Stop():
                 self.stopped = effect
                 self.world.trace("stopped", self.name, effect.reason)
                 self.crash()
-            case ev.Say(text):
+            case fx.Say(text):
                 self.said.append(text)
                 self.world.trace("said", self.name, text)
 
@@ -266,7 +267,7 @@ class MemberProcess(Rows):
                 return
         self.decide(ev.StateFetchFailed("no donor"))
 
-    def _fetch_commits(self, asked: ev.FetchCommits) -> None:
+    def _fetch_commits(self, asked: fx.FetchCommits) -> None:
         """From whoever holds a state that follows from mine."""
         by_hash = {hash_: commit for commit, _, hash_ in self.world.chain.commits}
         donors = [donor.disk.ledger for donor in self.world.donors(self) if donor.disk.ledger is not None]
@@ -284,7 +285,7 @@ class MemberProcess(Rows):
                 return
         self.decide(ev.CommitsFetchFailed("nobody has them", gone=bool(donors)))
 
-    def _verify(self, effect: ev.Verify, tries: int) -> None:
+    def _verify(self, effect: fx.Verify, tries: int) -> None:
         held, results = self.disk.ledger, self.disk.results
         missing = [(chunk, hash_) for chunk, hash_ in enumerate(effect.result_hashes) if hash_ not in results]
         if missing:
@@ -315,7 +316,7 @@ class MemberProcess(Rows):
             return
         self.decide(ev.Verified(effect.body_hash, digest_after(effect.body_hash, effect.body, held.digest)))
 
-    def _download(self, donor: MemberProcess, chunk: int, hash_: bytes, effect: ev.Verify) -> None:
+    def _download(self, donor: MemberProcess, chunk: int, hash_: bytes, effect: fx.Verify) -> None:
         """Have a result of a donor's, as fast as the accesses of both are."""
         network, n_bytes = self.world.network, self.world.row_bytes[chunk]
         if not network.limits(donor.name, self.name):
@@ -350,7 +351,7 @@ class MemberProcess(Rows):
         self._restored[hash_] = None
         self.decide(ev.Restored(hash_, self.world.chain.ledgers[head]))
 
-    def _apply(self, effect: ev.Apply) -> None:
+    def _apply(self, effect: fx.Apply) -> None:
         held = self.disk.ledger
         if body_hash(effect.commit.body) in self._restored:
             pass

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from aggregation import exchange as ex
+from node.session import effects as fx
 from node.session import events as ev
 from protos.messages import ChunkResult, Lack, Missing, PeerId, Results, Signed
 from tests.fakes.sealer import FakeSealer
@@ -37,7 +38,7 @@ class Rows(Training):
 
     def lay_down_rows(self) -> None:
         """A new process has none."""
-        self._exchange: ev.BeginExchange | None = None
+        self._exchange: fx.BeginExchange | None = None
         self._sending: dict[tuple[bytes, str], dict[int, None]] = {}
         self._received: dict[tuple[bytes, str, int], None] = {}
         # Rows that take time: queued by their receiver, and until when those on their way are not sent again.
@@ -48,7 +49,7 @@ class Rows(Training):
     def _tell(self, message: object, to: str = "") -> None:
         raise NotImplementedError
 
-    def _in_exchange(self, begun: ev.BeginExchange, effect: ex.ExchangeEffect) -> None:
+    def _in_exchange(self, begun: fx.BeginExchange, effect: ex.ExchangeEffect) -> None:
         plan, options = begun.plan_hash, self.world.options
         match effect:
             case ex.SendRows(reducer, chunks):
@@ -201,7 +202,7 @@ class Rows(Training):
         delay_s = 0.0 if target is self else self.world.network.delay_s(self.name, target.name)
         self.world.push(self.world.now + delay_s, target, target.receipted, (plan, self.name, chunk))
 
-    def take_all_rows(self, begun: ev.BeginExchange) -> None:
+    def take_all_rows(self, begun: fx.BeginExchange) -> None:
         """Where rows take no time: all that are dealt here, from whoever sends."""
         part = self.session._part
         if self._exchange is not begun or part is None or part.exchange is None:
@@ -210,7 +211,7 @@ class Rows(Training):
             if not part.exchange.admit(sender, chunk, self.world.row_bytes[chunk]):
                 self._exchanged(begun.plan_hash, ex.RowArrived(sender, chunk))
 
-    def _combine(self, begun: ev.BeginExchange, effect: ex.CombineChunk) -> None:
+    def _combine(self, begun: fx.BeginExchange, effect: ex.CombineChunk) -> None:
         if self._exchange is not begun:
             return
         if begun.plan.round in self.world.options.unable_rounds:

@@ -6,6 +6,7 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.redealing import Lines, chunks_of, reducers_now
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.machine import Session
 from protos.messages import PeerId, Proposal
@@ -47,7 +48,7 @@ def sharing_session(*, instant: bool = False) -> type[Session]:
             return lines[evidence.plan_hash]
 
     class InstantSession(SharingSession):
-        def _dealt(self, event: ev.Dealt, now: Instant) -> list[ev.Effect]:
+        def _dealt(self, event: ev.Dealt, now: Instant) -> list[fx.Effect]:
             part, ledger = self._part, self.ledger
             if part is None or ledger is None or part.exchange is not None or event.deal.plan != part.planned.plan_hash:
                 return super()._dealt(event, now)
@@ -62,8 +63,8 @@ def sharing_session(*, instant: bool = False) -> type[Session]:
             part.dealt, part.set_hash, part.lines = event, set_hash, lines[event.deal.plan]
             return []
 
-        def _redealt(self, event: ev.Redealt, now: Instant) -> list[ev.Effect]:
-            part, effects = self._part, list[ev.Effect]()
+        def _redealt(self, event: ev.Redealt, now: Instant) -> list[fx.Effect]:
+            part, effects = self._part, list[fx.Effect]()
             if part is not None and part.exchange is None and part.dealt is not None:
                 effects = super()._dealt(part.dealt, now)  # it may be the next in line
             return [*effects, *super()._redealt(event, now)]

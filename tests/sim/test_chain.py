@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger, LedgerError
-from node.session import events as ev
+from node.session import effects as fx
 from node.session.machine import Session
 from protos.messages import Body, Commit, Promise, Proposal, Propose, Range, Vote
 from tests.coordinator.rounds.cases import (
@@ -125,12 +125,12 @@ def test_a_machine_that_spins_is_found() -> None:
 
 def test_a_member_that_applies_what_is_not_committed_is_found() -> None:
     class Eager(Session):
-        def _was_verified(self, body_hash: bytes, digest: bytes) -> list[ev.Effect]:
+        def _was_verified(self, body_hash: bytes, digest: bytes) -> list[fx.Effect]:
             proposed, ledger = self._proposed, self.ledger
             if proposed is None or ledger is None or proposed.body.round < 2:
                 return super()._was_verified(body_hash, digest)
             commit_ = Commit(proposed.propose.proposal.body, NO_HASH, 0, (), ())
-            return [ev.Apply(commit_, proposed.body, NO_HASH, ledger)]
+            return [fx.Apply(commit_, proposed.body, NO_HASH, ledger)]
 
     with pytest.raises(Violated, match="leads elsewhere"):
         World(Options(n_members=1, h=1), session_type=Eager).start().run_for(10.0)

@@ -9,6 +9,7 @@ import pytest
 from aggregation import exchange as ex
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.voting import LEADER_SLACK
+from node.session import effects as fx
 from node.session import events as ev
 from protos.messages import Heartbeat
 from protos.runspec import DeadlineSpec
@@ -110,7 +111,7 @@ def rows_that_stop(deadlines: DeadlineSpec) -> float:
     script.handle(events_of(redeals.EVIDENCE)[1])
     began_at = script.at
     script.now_did = []
-    while not script.effects(ev.InExchange):
+    while not script.effects(fx.InExchange):
         script.at += 0.5
         script.handle(ev.Exchanged(redeals.EVIDENCE.plan_hash, ex.Stalled((str(PEERS[1]),))))
     return script.at - began_at

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from node.session import effects as fx
 from node.session import events as ev
-from node.session.events import Effect
+from node.session.effects import Effect
 from protos.messages import MemberEntry, MemberState
 from tests.sim.member import MemberProcess
 from tests.sim.watching import DEATH_S, ROUND_S, begun, commits, counted, counts_again, story, trained_half
 from tests.sim.world import World
 
-WORKS = (ev.FetchData, ev.StartTraining, ev.Encode, ev.BeginExchange)
+WORKS = (fx.FetchData, fx.StartTraining, fx.Encode, fx.BeginExchange)
 """What takes a contributor's machine or line for the run's training."""
 
 

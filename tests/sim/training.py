@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aggregation.digest import tagged_hash
 from coordinator.rounds import leases, policy
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.machine import Session
 from protos.messages import PeerId, Range
@@ -76,7 +77,7 @@ class Training(Process):
             self.decide(ev.TrainerDown("killed"))
             self.later(self.world.options.restart_s, self._trainer_up)
 
-    def _start_training(self, effect: ev.StartTraining) -> None:
+    def _start_training(self, effect: fx.StartTraining) -> None:
         trainer = self.trainer
         held = self.disk.ledger
         if held is None or trainer.anchor != held.digest or effect.round != held.round + 1:

@@ -19,7 +19,8 @@ from node.peers.pacing import RATE_LEAST_BYTES_S, UNLIMITED, Direction, Rates, S
 from node.peers.server import NodeServer
 from node.peers.transport import ACCEPTED, LEAST_PART_BYTES, Progress, open_call
 from node.ports import PeerFailed
-from node.session.events import CommitsFetched, Verify
+from node.session.effects import Verify
+from node.session.events import CommitsFetched
 from protos import limits, services, wire
 from protos.messages import ChunkHead, Fetch, FetchHead, Part, PeerId, Signed
 from tests.coordinator.made import genesis

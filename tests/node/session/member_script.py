@@ -9,6 +9,7 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.voter import Voter
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.machine import Session
 from protos.hashes import body_hash, commit_hash
@@ -91,18 +92,18 @@ class Script:
             me, self.spec, FakeSealer(REGISTRY, me), coordinator=COORDINATOR, voter=voter or Voter(me, None),
             ledger=ledger, now=Instant(0.0), **more,
         )  # fmt: skip
-        self.did: list[ev.Effect] = []
-        self.now_did: list[ev.Effect] = []
+        self.did: list[fx.Effect] = []
+        self.now_did: list[fx.Effect] = []
 
-    def handle(self, event: ev.Event) -> list[ev.Effect]:
+    def handle(self, event: ev.Event) -> list[fx.Effect]:
         self.now_did = self.session.handle(event, Instant(self.at))
         self.did += self.now_did
         wake = self.session.next_wake(Instant(self.at))
         assert wake > self.at if isinstance(event, ev.Woke) else wake >= self.at
         return self.now_did
 
-    def wait(self, seconds: float) -> list[ev.Effect]:
-        end, did = self.at + seconds, list[ev.Effect]()
+    def wait(self, seconds: float) -> list[fx.Effect]:
+        end, did = self.at + seconds, list[fx.Effect]()
         while (wake := self.session.next_wake(Instant(self.at))) <= end:
             self.at = wake
             did += self.handle(ev.Woke())
@@ -113,13 +114,13 @@ class Script:
         """So long that a stand-in's numbers are heeded."""
         self.wait(2 * self.spec.deadlines.stand_in_s)
 
-    def effects(self, kind: type[T], did: list[ev.Effect] | None = None) -> list[T]:
+    def effects(self, kind: type[T], did: list[fx.Effect] | None = None) -> list[T]:
         return [effect for effect in (self.now_did if did is None else did) if isinstance(effect, kind)]
 
-    def told(self, kind: type[T], did: list[ev.Effect] | None = None) -> list[T]:
+    def told(self, kind: type[T], did: list[fx.Effect] | None = None) -> list[T]:
         """What the leader was told of a kind."""
         found: list[T] = []
-        for effect in self.effects(ev.TellLeader, did):
+        for effect in self.effects(fx.TellLeader, did):
             message: object = effect.message
             if isinstance(message, Signed):
                 signer, message = REGISTRY.open(message.envelope)
@@ -133,7 +134,7 @@ class Script:
 
     # -- whole steps ------------------------------------------------------------------------------------------
 
-    def line_up(self, ledger: Ledger | None = None, body: Body | None = None) -> list[ev.Effect]:
+    def line_up(self, ledger: Ledger | None = None, body: Body | None = None) -> list[fx.Effect]:
         """The leader's head is that of a ledger; the commit is made up where nobody looks at it."""
         ledger = ledger or LEDGER
         body = body or empty_body(beginning(), PEERS[:3])
@@ -177,6 +178,6 @@ BODY = body_of(LEDGER, EVIDENCE)
 def follow(script: Script, heard: ev.CommitHeard) -> None:
     """A commit as the driver and the leader bring it about."""
     script.handle(heard)
-    if script.effects(ev.Verify):
+    if script.effects(fx.Verify):
         script.verify(heard)
     script.handle(ev.Applied(heard.commit_hash))

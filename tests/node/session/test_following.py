@@ -10,6 +10,7 @@ import pytest
 from coordinator.rounds import leases
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger, fold
+from node.session import effects as fx
 from node.session import events as ev
 from protos.hashes import body_hash
 from protos.messages import (
@@ -43,18 +44,18 @@ def test_a_commit_is_verified_applied_and_begins_the_next_round() -> None:
     script.train()
     script.commit(EVIDENCE)
     heard = committed(BODY, LEDGER)
-    (verify,) = script.effects(ev.Verify, script.handle(heard))
+    (verify,) = script.effects(fx.Verify, script.handle(heard))
     assert set(verify.holders) == {PEERS[1], PEERS[2]}
     assert script.state() is MemberState.APPLYING
     assert script.session.ledger == LEDGER
     script.verify(heard)
-    (apply,) = script.effects(ev.Apply)
+    (apply,) = script.effects(fx.Apply)
     assert (apply.commit, apply.commit_hash, apply.ledger.head) == (heard.commit, heard.commit_hash, heard.commit_hash)
     assert script.session.ledger == LEDGER  # not before it is on disk
     script.handle(ev.Applied(heard.commit_hash))
     assert script.session.ledger == apply.ledger
-    assert script.effects(ev.FetchData)[0].round == 3
-    assert script.effects(ev.LoadAnchor) == [ev.LoadAnchor(3, 4, False)]
+    assert script.effects(fx.FetchData)[0].round == 3
+    assert script.effects(fx.LoadAnchor) == [fx.LoadAnchor(3, 4, False)]
     assert script.session.view().accepted == 1
     assert script.state() is MemberState.TRAINING
 
@@ -66,8 +67,8 @@ def test_what_was_voted_on_is_applied_without_verifying_again() -> None:
     script.handle(event)
     script.verify(event)
     script.handle(committed(BODY, LEDGER))
-    assert script.effects(ev.Verify) == []
-    assert len(script.effects(ev.Apply)) == 1
+    assert script.effects(fx.Verify) == []
+    assert len(script.effects(fx.Apply)) == 1
 
 
 def test_a_commit_while_its_proposal_is_being_verified() -> None:
@@ -76,9 +77,9 @@ def test_a_commit_while_its_proposal_is_being_verified() -> None:
     event = proposed(BODY, EVIDENCE)
     script.handle(event)
     heard = committed(BODY, LEDGER)
-    assert script.effects(ev.Verify, script.handle(heard)) == []
+    assert script.effects(fx.Verify, script.handle(heard)) == []
     script.verify(event)
-    assert len(script.effects(ev.Apply)) == 1
+    assert len(script.effects(fx.Apply)) == 1
     assert script.told(Vote) == []  # it is decided
 
 
@@ -86,10 +87,10 @@ def test_a_commit_without_a_quorum_is_refused() -> None:
     script = Script()
     script.train()
     script.handle(committed(BODY, LEDGER, voters=(PEERS[1],)))
-    assert "no quorum" in script.effects(ev.Say)[0].text
-    assert script.effects(ev.Verify) == []
+    assert "no quorum" in script.effects(fx.Say)[0].text
+    assert script.effects(fx.Verify) == []
     script.handle(committed(BODY, LEDGER))
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
 
 
 @pytest.mark.parametrize("changes", [{"ledger_hash": NO_HASH}, {"voters": ()}, {"returned": leases.normalise(())}])
@@ -99,9 +100,9 @@ def test_a_commit_that_does_not_extend_the_books_is_refused(changes: dict[str, A
     body = replace(BODY, **changes)
     script.handle(committed(body, LEDGER))
     if body == BODY:
-        assert len(script.effects(ev.Verify)) == 1
+        assert len(script.effects(fx.Verify)) == 1
     else:
-        assert "refused a commit of round 2" in script.effects(ev.Say)[0].text
+        assert "refused a commit of round 2" in script.effects(fx.Say)[0].text
 
 
 def test_another_digest_than_the_commits_means_fetching() -> None:
@@ -109,8 +110,8 @@ def test_another_digest_than_the_commits_means_fetching() -> None:
     script.train()
     script.handle(committed(BODY, LEDGER, digest=bytes([5]) * 32))
     script.verify(committed(BODY, LEDGER))
-    assert "my digest" in script.effects(ev.Say)[0].text
-    assert len(script.effects(ev.FetchState)) == 1
+    assert "my digest" in script.effects(fx.Say)[0].text
+    assert len(script.effects(fx.FetchState)) == 1
     assert script.session.ledger == LEDGER
     assert script.state() is MemberState.JOINING
 
@@ -121,7 +122,7 @@ def test_results_that_can_not_be_fetched_mean_fetching_the_state() -> None:
     heard = committed(BODY, LEDGER)
     script.handle(heard)
     script.handle(ev.VerifyFailed(body_hash(heard.commit.body), "gone"))
-    assert [(fetch.commit, fetch.newer_than) for fetch in script.effects(ev.FetchState)] == [
+    assert [(fetch.commit, fetch.newer_than) for fetch in script.effects(fx.FetchState)] == [
         (heard.commit, LEDGER.round)
     ]
 
@@ -145,7 +146,7 @@ def test_commits_that_come_while_one_is_applied_are_caught_up() -> None:
     script.handle(second)
     script.verify(first)
     script.handle(ev.Applied(first.commit_hash))
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
     script.verify(second)
     script.handle(ev.Applied(second.commit_hash))
     assert script.session.ledger is not None
@@ -157,30 +158,30 @@ def test_a_gap_that_nobody_can_fill_means_fetching_the_newest_state() -> None:
     script = Script()
     script.train()
     script.handle(second)
-    (asked,) = script.effects(ev.FetchCommits)
+    (asked,) = script.effects(fx.FetchCommits)
     assert (asked.head, asked.newest) == (LEDGER.head, second)
     script.handle(ev.CommitsFetchFailed("nobody has them", gone=True))
-    assert [fetch.commit for fetch in script.effects(ev.FetchState)] == [second.commit]
+    assert [fetch.commit for fetch in script.effects(fx.FetchState)] == [second.commit]
     script.handle(third)
-    assert script.effects(ev.FetchState) == []
+    assert script.effects(fx.FetchState) == []
     script.handle(ev.StateFetched(after_second))
-    assert len(script.effects(ev.Verify)) == 1  # the third extends it
+    assert len(script.effects(fx.Verify)) == 1  # the third extends it
     script.handle(ev.VerifyFailed(body_hash(third.commit.body), "gone"))
     script.handle(ev.StateFetched(after_third))
     assert script.session.ledger == after_third
-    assert script.effects(ev.FetchData)[0].round == 5
+    assert script.effects(fx.FetchData)[0].round == 5
 
 
 def test_failing_to_fetch_is_tried_again_with_growing_pauses() -> None:
     script = Script(None)
     assert script.state() is MemberState.JOINING
     script.line_up()
-    assert len(script.effects(ev.FetchState)) == 1
+    assert len(script.effects(fx.FetchState)) == 1
     pauses = []
     for _ in range(8):
         script.handle(ev.StateFetchFailed("no donor"))
         began = script.at
-        while not script.effects(ev.FetchState):
+        while not script.effects(fx.FetchState):
             script.at = script.session.next_wake(Instant(script.at))
             script.handle(ev.Woke())
         pauses.append(script.at - began)
@@ -218,9 +219,9 @@ def test_a_state_that_only_empty_rounds_passed_by_needs_no_donor() -> None:
     script = Script()
     welcome = Welcome(COORDINATOR, heard.commit, head.to_bytes(), (), 0.0, 1.0)
     script.handle(ev.LineUp(welcome, heard.body, head, heard.signed))
-    assert script.effects(ev.FetchState) == []
+    assert script.effects(fx.FetchState) == []
     script.verify(heard)
-    assert script.effects(ev.Apply)[0].ledger == head
+    assert script.effects(fx.Apply)[0].ledger == head
     script.handle(ev.Applied(heard.commit_hash))
     assert script.session.ledger == head
 
@@ -230,8 +231,8 @@ def test_that_only_empty_rounds_passed_by_is_for_the_coordinator_to_say() -> Non
     heard, head = past_an_empty_round()
     script = Script()
     script.handle(ev.LineUp(Welcome(PEERS[1], heard.commit, head.to_bytes(), (), 0.0, 1.0), heard.body, head, ()))
-    assert script.effects(ev.Apply) + script.effects(ev.Verify) == []
-    (asked,) = script.effects(ev.FetchCommits)
+    assert script.effects(fx.Apply) + script.effects(fx.Verify) == []
+    (asked,) = script.effects(fx.FetchCommits)
     assert (asked.head, asked.newest.commit_hash) == (LEDGER.head, heard.commit_hash)
 
 
@@ -240,8 +241,8 @@ def test_a_leader_that_is_behind_is_waited_for() -> None:
     script = Script(after_first)
     script.handle(ev.TrainerUp())
     script.line_up(LEDGER)
-    assert "waiting for it to catch up" in script.effects(ev.Say)[0].text
-    assert script.effects(ev.FetchState) == []
+    assert "waiting for it to catch up" in script.effects(fx.Say)[0].text
+    assert script.effects(fx.FetchState) == []
     assert script.session.ledger == after_first
     assert first.body.round == 2
 
@@ -253,7 +254,7 @@ def test_what_a_commit_says_of_this_node_is_counted() -> None:
     follow(script, committed(body_of(LEDGER, evidence), LEDGER))
     view = script.session.view()
     assert (view.accepted, view.rejected) == (0, {"no commitment in time": 1})
-    assert "did not count this node: no commitment in time" in script.effects(ev.Say, script.did)[-1].text
+    assert "did not count this node: no commitment in time" in script.effects(fx.Say, script.did)[-1].text
 
 
 def test_why_a_round_is_empty_is_said_once_to_who_trained_for_it() -> None:
@@ -266,7 +267,7 @@ def test_why_a_round_is_empty_is_said_once_to_who_trained_for_it() -> None:
         assert script.session.ledger is not None
         assert script.session.ledger.round == round_
         ledger = script.session.ledger
-    said = [effect.text for effect in script.effects(ev.Say, script.did)]
+    said = [effect.text for effect in script.effects(fx.Say, script.did)]
     assert said == ["round 2 is empty: seats"]
 
 
@@ -277,7 +278,7 @@ def test_moments_are_started_again_after_a_long_absence() -> None:
     script.handle(committed(replace(BODY, previous=NO_HASH, round=LEDGER.round + 12), LEDGER))
     script.handle(ev.CommitsFetchFailed("nobody has them", gone=True))
     script.handle(ev.StateFetched(far))
-    assert script.effects(ev.LoadAnchor)[0].fresh_moments is True
+    assert script.effects(fx.LoadAnchor)[0].fresh_moments is True
 
 
 def test_a_trainer_that_comes_while_a_commit_is_applied_waits_for_the_next_round() -> None:
@@ -287,9 +288,9 @@ def test_a_trainer_that_comes_while_a_commit_is_applied_waits_for_the_next_round
     script.handle(heard)
     script.handle(ev.TrainerDown("killed"))
     script.verify(heard)
-    assert script.effects(ev.Apply)
+    assert script.effects(fx.Apply)
     script.handle(ev.TrainerUp(0, 0.0))
-    assert not script.effects(ev.LoadAnchor), "the state on disk may be the next round's already"
+    assert not script.effects(fx.LoadAnchor), "the state on disk may be the next round's already"
     script.handle(ev.Applied(heard.commit_hash))
-    (load,) = script.effects(ev.LoadAnchor)
+    (load,) = script.effects(fx.LoadAnchor)
     assert load.round == heard.body.round + 1

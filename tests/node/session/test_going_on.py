@@ -8,6 +8,7 @@ from coordinator.rounds import leases, proposing
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.work import NO_SEAT, Work
+from node.session import effects as fx
 from node.session import events as ev
 from node.session.idle import Idle, IdleClock
 from protos.messages import Body, Heartbeat, MemberState, PeerId, Range
@@ -22,7 +23,7 @@ def empty_of(ledger: Ledger, works: dict[PeerId, Work]) -> Body:
     )  # fmt: skip
 
 
-def over_an_empty_round(script: Script, works: dict[PeerId, Work]) -> list[ev.Effect]:
+def over_an_empty_round(script: Script, works: dict[PeerId, Work]) -> list[fx.Effect]:
     """The round ends empty; what the session asks for."""
     ledger = script.session.ledger
     assert ledger is not None
@@ -39,9 +40,9 @@ def test_after_an_empty_round_it_trains_on_from_its_local_parameters() -> None:
     script = Script()
     script.train(3)
     did = over_an_empty_round(script, GROWN)
-    assert script.effects(ev.LoadAnchor, did) == []
-    assert script.effects(ev.FetchData, did) == [ev.FetchData(3, MINE)]
-    assert script.handle(ev.DataReady(3)) == [ev.StartTraining(3, MINE, 4)]
+    assert script.effects(fx.LoadAnchor, did) == []
+    assert script.effects(fx.FetchData, did) == [fx.FetchData(3, MINE)]
+    assert script.handle(ev.DataReady(3)) == [fx.StartTraining(3, MINE, 4)]
     view = script.session.view()
     assert (view.step, view.h, view.round) == (3, 7, 3)
     script.handle(ev.Progressed(3, 7, 56, 1.0, 8.0, 0.0))
@@ -55,7 +56,7 @@ def test_what_it_has_made_may_be_encoded_before_it_goes_on() -> None:
     ledger = script.session.ledger
     assert ledger is not None
     planned, _ = events_of(evidence_of(ledger, 3))
-    assert script.effects(ev.Encode, script.handle(planned)) == [ev.Encode(3)]
+    assert script.effects(fx.Encode, script.handle(planned)) == [fx.Encode(3)]
     assert script.handle(ev.DataReady(3)) == []  # its turn is over
 
 
@@ -65,12 +66,12 @@ def test_a_contribution_is_encoded_anew_in_the_next_round() -> None:
     script.commit(EVIDENCE)
     assert script.state() is MemberState.READY
     over_an_empty_round(script, GROWN)
-    assert script.handle(ev.DataReady(3)) == [ev.StartTraining(3, MINE, 4)]
+    assert script.handle(ev.DataReady(3)) == [fx.StartTraining(3, MINE, 4)]
     script.handle(ev.Progressed(3, 7, 56, 1.0, 8.0, 0.0))
     ledger = script.session.ledger
     assert ledger is not None
     planned, _ = events_of(evidence_of(ledger, 3))
-    assert script.effects(ev.Encode, script.handle(planned)) == [ev.Encode(3)]
+    assert script.effects(fx.Encode, script.handle(planned)) == [fx.Encode(3)]
 
 
 def test_a_committed_round_starts_from_the_new_anchor() -> None:
@@ -79,7 +80,7 @@ def test_a_committed_round_starts_from_the_new_anchor() -> None:
     script.commit(EVIDENCE)
     script.did.clear()
     follow(script, committed(body_of(LEDGER, EVIDENCE), LEDGER))
-    assert script.effects(ev.LoadAnchor, script.did) == [ev.LoadAnchor(3, 4, False)]
+    assert script.effects(fx.LoadAnchor, script.did) == [fx.LoadAnchor(3, 4, False)]
     assert script.session.view().step == 0
 
 
@@ -89,7 +90,7 @@ def test_who_is_left_out_of_a_committed_round_drops_its_progress() -> None:
     evidence = evidence_of(LEDGER, 3, peer11=None)
     script.did.clear()
     follow(script, committed(body_of(LEDGER, evidence), LEDGER))
-    assert script.effects(ev.LoadAnchor, script.did) == [ev.LoadAnchor(3, 4, False)]
+    assert script.effects(fx.LoadAnchor, script.did) == [fx.LoadAnchor(3, 4, False)]
     assert script.session.view().step == 0
 
 
@@ -100,7 +101,7 @@ def test_who_has_no_seat_for_a_round_goes_on_only_on_the_same_batches(taken: boo
     over_an_empty_round(script, {PEERS[1]: Work(4), PEERS[3 if taken else 2]: Work(4)})
     assert script.state() is MemberState.WAITING
     did = over_an_empty_round(script, {PEERS[0]: Work(4), PEERS[3 if taken else 1]: Work(4)})
-    assert len(script.effects(ev.LoadAnchor, did)) == int(taken)
+    assert len(script.effects(fx.LoadAnchor, did)) == int(taken)
     assert script.session.view().step == (0 if taken else 3)
 
 
@@ -110,9 +111,9 @@ def test_a_trainer_that_died_makes_the_whole_lease_again() -> None:
     script.handle(ev.TrainerDown("killed"))
     did = over_an_empty_round(script, GROWN)
     script.handle(ev.TrainerUp())
-    assert [type(effect) for effect in script.now_did] == [ev.LoadAnchor]
-    assert script.effects(ev.StartTraining, did) == []
-    assert script.handle(ev.DataReady(3)) == [ev.StartTraining(3, MINE, 4)]
+    assert [type(effect) for effect in script.now_did] == [fx.LoadAnchor]
+    assert script.effects(fx.StartTraining, did) == []
+    assert script.handle(ev.DataReady(3)) == [fx.StartTraining(3, MINE, 4)]
     assert script.session.view().step == 0
 
 
@@ -124,7 +125,7 @@ def test_several_empty_rounds_add_up_and_at_4_h_it_waits() -> None:
     for round_ in range(3, 8):
         n_steps = min(n_steps + 4, 16)
         over_an_empty_round(script, {PEERS[0]: Work(n_steps)})
-        (started,) = script.effects(ev.StartTraining, script.handle(ev.DataReady(round_)))
+        (started,) = script.effects(fx.StartTraining, script.handle(ev.DataReady(round_)))
         assert leases.begins_with(started.ranges, ranges)
         ranges = started.ranges
         script.handle(ev.Progressed(round_, n_steps, 8 * n_steps, 1.0, 8.0, 0.0))
@@ -139,7 +140,7 @@ def test_larger_batches_are_asked_of_the_trainer() -> None:
     script = Script(ledger, spec=spec)
     script.handle(ev.TrainerUp())
     script.line_up(ledger, empty_body(before, PEERS[:2]))
-    (started,) = script.effects(ev.StartTraining, script.handle(ev.DataReady(ledger.round + 1)))
+    (started,) = script.effects(fx.StartTraining, script.handle(ev.DataReady(ledger.round + 1)))
     assert (started.batch_scale, leases.count(started.ranges), started.h) == (3, 12, 4)
     assert script.session.view().h == 4
 
@@ -160,7 +161,7 @@ def test_it_says_why_it_has_no_seat() -> None:
     script = Script(ledger)
     script.line_up(ledger, empty_body(LEDGER, PEERS[1:3]))
     told = ev.AttemptOver(0, ledger.round + 1, 0, f"{NO_SEAT}until round 9, for failed in 3 rounds")
-    assert script.effects(ev.Say, script.handle(told)) == [ev.Say("no seat: until round 9, for failed in 3 rounds")]
+    assert script.effects(fx.Say, script.handle(told)) == [fx.Say("no seat: until round 9, for failed in 3 rounds")]
     assert script.handle(told) == []
     assert script.session.view().waiting_for == "a seat: until round 9, for failed in 3 rounds"
 
@@ -232,7 +233,7 @@ def test_a_round_is_measured_from_commit_to_commit_without_pauses() -> None:
     heard = committed(body_of(LEDGER, EVIDENCE), LEDGER)
     script.handle(heard)
     script.verify(heard)
-    (apply,) = script.effects(ev.Apply)
+    (apply,) = script.effects(fx.Apply)
     assert apply.body.round == 2
     spent = script.session.idle_in(2, Instant(script.at))
     assert spent.idle_s == pytest.approx(1.0)

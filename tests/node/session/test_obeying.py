@@ -10,6 +10,7 @@ import pytest
 from coordinator.rounds.ledger import Ledger, fold
 from coordinator.rounds.orders import Orders
 from coordinator.rounds.proposing import build_body
+from node.session import effects as fx
 from node.session import events as ev
 from protos.hashes import body_hash
 from protos.messages import Body, MemberState, PeerId, Refusal, Standing, StandingChange, StateDigest, Vote
@@ -49,21 +50,21 @@ def test_a_member_pauses_with_the_run_and_keeps_what_it_has() -> None:
     script.train(3)
     pause = heard(LEDGER, PAUSE)
     follow(script, pause)
-    assert ev.PauseTraining(True) in script.did
+    assert fx.PauseTraining(True) in script.did
     assert script.state() is MemberState.PAUSED
     assert script.session.view().paused_by == ("operator",)
     paused = after(LEDGER, pause)
     assert script.session.ledger == paused
-    assert not script.effects(ev.StartTraining)
+    assert not script.effects(fx.StartTraining)
     resume = heard(paused, ordered(2, Kind.RESUME))
     follow(script, resume)
-    assert ev.PauseTraining(False) in script.did
+    assert fx.PauseTraining(False) in script.did
     assert script.session.view().paused_by == ()
     script.handle(ev.DataReady(paused.round + 2))
     assert script.state() is MemberState.TRAINING
     assert script.session.view().step == 3
-    assert len(script.effects(ev.LoadAnchor, script.did)) == 1  # it goes on from where it was
-    assert len(script.effects(ev.StartTraining, script.did)) == 2
+    assert len(script.effects(fx.LoadAnchor, script.did)) == 1  # it goes on from where it was
+    assert len(script.effects(fx.StartTraining, script.did)) == 2
 
 
 def test_who_has_made_all_its_steps_pauses_too_and_is_ready_again_afterwards() -> None:
@@ -86,7 +87,7 @@ def test_the_members_own_pause_outlives_the_operators() -> None:
     follow(script, pause)
     follow(script, heard(after(LEDGER, pause), ordered(2, Kind.RESUME)))
     assert script.session.view().paused_by == ("user",)
-    assert ev.PauseTraining(False) not in script.did
+    assert fx.PauseTraining(False) not in script.did
 
 
 def test_a_node_that_starts_in_a_paused_run_does_not_train() -> None:
@@ -96,7 +97,7 @@ def test_a_node_that_starts_in_a_paused_run_does_not_train() -> None:
     script.line_up(paused)
     script.handle(ev.DataReady(paused.round + 1))
     assert script.state() is MemberState.PAUSED
-    assert not script.effects(ev.StartTraining, script.did)
+    assert not script.effects(fx.StartTraining, script.did)
 
 
 def test_orders_that_were_not_opened_stop_nobody() -> None:
@@ -111,13 +112,13 @@ def test_an_amendment_is_kept_and_worked_by_from_its_round() -> None:
     script = Script()
     script.train(1)
     follow(script, heard(LEDGER, AMEND))
-    assert script.effects(ev.KeepSpec, script.did) == [ev.KeepSpec(AMEND.order.spec, 2)]
-    assert script.effects(ev.Amended, script.did) == [ev.Amended(SPEC2)]
+    assert script.effects(fx.KeepSpec, script.did) == [fx.KeepSpec(AMEND.order.spec, 2)]
+    assert script.effects(fx.Amended, script.did) == [fx.Amended(SPEC2)]
     assert script.session.spec is SPEC2
     script.did.clear()
     assert script.session.ledger is not None
     script.handle(ev.DataReady(script.session.ledger.round + 1))
-    (started,) = script.effects(ev.StartTraining, script.did)
+    (started,) = script.effects(fx.StartTraining, script.did)
     assert sum(r.count for r in started.ranges) == 2
 
 
@@ -127,7 +128,7 @@ def test_one_that_is_to_come_changes_nothing_yet() -> None:
     follow(script, heard(LEDGER, ordered(1, Kind.AMEND, round_=9, spec=SPEC2)))
     assert script.session.spec is SPEC
     assert script.session.specs[2] is SPEC2
-    assert not script.effects(ev.Amended, script.did)
+    assert not script.effects(fx.Amended, script.did)
 
 
 def test_settings_that_are_not_known_are_fetched_before_anything_is_done_by_them() -> None:
@@ -136,14 +137,14 @@ def test_settings_that_are_not_known_are_fetched_before_anything_is_done_by_them
     script.handle(ev.TrainerUp())
     script.line_up(now)
     script.handle(ev.StateFetched(now))
-    assert script.effects(ev.FetchSpec, script.did) == [ev.FetchSpec(2)]
+    assert script.effects(fx.FetchSpec, script.did) == [fx.FetchSpec(2)]
     assert script.state() is MemberState.JOINING
     body = carrying(now, spec=SPEC2)
     script.handle(asked(body))
     assert "revision 2 of the RunSpec is not known" in script.told(Refusal)[0].reason
     script.handle(ev.SpecKnown(SPEC2))
-    assert script.effects(ev.Amended) == [ev.Amended(SPEC2)]
-    assert script.effects(ev.FetchData)
+    assert script.effects(fx.Amended) == [fx.Amended(SPEC2)]
+    assert script.effects(fx.FetchData)
     assert script.state() is MemberState.TRAINING
 
 
@@ -171,16 +172,16 @@ def test_a_voter_has_the_old_state_beside_its_own_before_it_votes() -> None:
     body = carrying(NOW, BACK, target=TARGET)
     hash_ = body_hash(REGISTRY.encode(body))
     script.handle(asked(body, BACK))
-    assert script.effects(ev.Restore) == [ev.Restore(TARGET.head, TARGET.round, hash_)]
+    assert script.effects(fx.Restore) == [fx.Restore(TARGET.head, TARGET.round, hash_)]
     assert not script.told(Vote)
     script.handle(asked(body, BACK))  # told again
-    assert not script.effects(ev.Restore)
+    assert not script.effects(fx.Restore)
     script.handle(ev.Restored(hash_, TARGET))
     (vote,) = script.told(Vote)
     assert (vote.body_hash, vote.digest) == (hash_, TARGET.digest)
     commit = heard(NOW, BACK, target=TARGET, digest=TARGET.digest)
     script.handle(commit)
-    (apply,) = script.effects(ev.Apply)
+    (apply,) = script.effects(fx.Apply)
     assert apply.ledger == after(NOW, commit, TARGET)
     script.handle(ev.Applied(commit.commit_hash))
     held = script.session.ledger
@@ -206,7 +207,7 @@ def test_who_does_not_hold_the_old_state_says_so_and_fetches_it_once_it_is_commi
     script.handle(ev.RestoreFailed(hash_, "it is not kept here"))
     assert "the state to go back to: it is not kept here" in script.told(Refusal)[0].reason
     script.handle(heard(NOW, BACK, target=TARGET, digest=TARGET.digest))
-    assert script.effects(ev.FetchState)
+    assert script.effects(fx.FetchState)
     assert script.session.ledger == NOW
 
 
@@ -222,7 +223,7 @@ def test_an_order_that_can_not_be_obeyed_is_refused_before_anything_is_restored(
     script = voting()
     body = replace(carrying(NOW, BACK, target=TARGET), orders=(order.envelope,))
     script.handle(asked(body, order))
-    assert not script.effects(ev.Restore)
+    assert not script.effects(fx.Restore)
     assert why in script.told(Refusal)[0].reason
 
 
@@ -240,5 +241,5 @@ def test_who_is_evicted_ends_with_the_reason_whatever_becomes_of_its_line() -> N
     script.handle(heard)
     script.verify(heard)
     script.handle(ev.Applied(heard.commit_hash))
-    (stop,) = script.effects(ev.Stop)
+    (stop,) = script.effects(fx.Stop)
     assert (stop.code, stop.reason) == (5, "this peer has been evicted from the run: it lies")

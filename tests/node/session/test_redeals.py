@@ -10,6 +10,7 @@ import pytest
 from aggregation import exchange as ex
 from coordinator.rounds import proposing, redealing
 from coordinator.rounds.proposing import Evidence
+from node.session import effects as fx
 from node.session import events as ev
 from protos.messages import Excluded, Inquiry, Moved, PeerId, Proposal, Propose, Redeal, Refusal
 from protos.runspec import RuleSpec
@@ -64,7 +65,7 @@ def dealt() -> Script:
 
 def told(script: Script, made: Redeal, leader: PeerId = COORDINATOR) -> list[ex.ExchangeEffect]:
     script.handle(ev.Redealt(made, leader))
-    return [effect.effect for effect in script.effects(ev.InExchange)]
+    return [effect.effect for effect in script.effects(fx.InExchange)]
 
 
 def sent(effects: list[ex.ExchangeEffect]) -> dict[str, tuple[int, ...]]:
@@ -96,12 +97,12 @@ def test_a_redeal_before_the_deal_is_kept_for_it() -> None:
     assert told(script, redeal(2, set_number=1)) == []
     assert told(script, redeal(1)) == []
     script.handle(events_of(EVIDENCE)[1])
-    assert len(script.effects(ev.BeginExchange)) == 1
-    effects = [effect.effect for effect in script.effects(ev.InExchange)]
+    assert len(script.effects(fx.BeginExchange)) == 1
+    effects = [effect.effect for effect in script.effects(fx.InExchange)]
     assert str(GONE) not in sent(effects)
     assert sorted(chunk for chunks in sent(effects).values() for chunk in chunks) == list(range(6))
     script.handle(events_of(EVIDENCE)[1])  # told again
-    assert sent([effect.effect for effect in script.effects(ev.InExchange)]) == {}
+    assert sent([effect.effect for effect in script.effects(fx.InExchange)]) == {}
 
 
 def test_there_is_time_anew() -> None:
@@ -110,31 +111,31 @@ def test_there_is_time_anew() -> None:
     script.wait(plan.exchange_s - 1.0)
     told(script, redeal(exchange_s=30.0))
     script.wait(29.0)
-    assert not [e for e in script.effects(ev.InExchange, script.did) if isinstance(e.effect, ex.ReportMissing)]
+    assert not [e for e in script.effects(fx.InExchange, script.did) if isinstance(e.effect, ex.ReportMissing)]
     did = script.wait(2.0)
-    assert [e for e in script.effects(ev.InExchange, did) if isinstance(e.effect, ex.ReportMissing)]
+    assert [e for e in script.effects(fx.InExchange, did) if isinstance(e.effect, ex.ReportMissing)]
 
 
 def test_an_inquiry_is_answered() -> None:
     script = dealt()
     asked = tuple(sorted(EVIDENCE.included()))
     script.handle(ev.Inquired(Inquiry(EVIDENCE.plan_hash, asked)))
-    (answer,) = [effect.effect for effect in script.effects(ev.InExchange)]
+    (answer,) = [effect.effect for effect in script.effects(fx.InExchange)]
     assert answer == ex.ReportMissing(tuple((chunk, str(peer)) for chunk in mine() for peer in asked), asked)
     script.handle(ev.Inquired(Inquiry(EVIDENCE.plan_hash, (GONE,))))  # it lacks others' rows as well
-    assert script.effects(ev.InExchange) == []
+    assert script.effects(fx.InExchange) == []
     script.handle(ev.Inquired(Inquiry(NO_HASH, (GONE,))))
-    assert script.effects(ev.InExchange) == []
+    assert script.effects(fx.InExchange) == []
 
 
 def test_nobody_has_stalled_right_after_a_deal() -> None:
     script = dealt()
     stalled = ev.Exchanged(EVIDENCE.plan_hash, ex.Stalled((str(PEERS[1]),)))
     script.handle(stalled)
-    assert script.effects(ev.InExchange) == []
+    assert script.effects(fx.InExchange) == []
     script.at += ONCE.deadlines.no_progress_s
     script.handle(stalled)
-    (claim,) = [effect.effect for effect in script.effects(ev.InExchange)]
+    (claim,) = [effect.effect for effect in script.effects(fx.InExchange)]
     assert isinstance(claim, ex.ReportMissing)
     assert {sender for _, sender in claim.lacks} == {str(PEERS[1])}
 
@@ -155,7 +156,7 @@ def test_what_can_not_follow_is_refused_aloud(second: Redeal, why: str) -> None:
     told(script, second)
     (refusal,) = script.told(Refusal)
     assert why in refusal.reason
-    assert script.effects(ev.InExchange) == []
+    assert script.effects(fx.InExchange) == []
 
 
 def test_a_set_that_shrinks_for_the_fourth_time_is_refused() -> None:
@@ -191,7 +192,7 @@ def test_results_are_fetched_from_who_reduces_now() -> None:
     script = dealt()
     told(script, redeal())
     script.handle(proposal(after(redeal())))
-    (verify,) = script.effects(ev.Verify)
+    (verify,) = script.effects(fx.Verify)
     assert all(line[0] != GONE for line in verify.reducers)
     now = redealing.reducers_now(EVIDENCE.plan, LINES, redeal())
     assert [line[0] for line in verify.reducers] == [line[0] for line in now]
@@ -224,4 +225,4 @@ def test_what_was_combined_of_the_larger_set_is_not_held_against_the_smaller_one
     script.handle(ev.Exchanged(EVIDENCE.plan_hash, ex.Combined(chunk, b"of four", 0.1, 0)))  # it was under way
     script.handle(proposal(after(redeal())))
     assert script.told(Refusal) == []
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1

@@ -10,6 +10,7 @@ import pytest
 from aggregation import exchange as ex
 from coordinator.rounds import proposing
 from coordinator.rounds.voter import Voter
+from node.session import effects as fx
 from node.session import events as ev
 from protos.limits import TEXT
 from protos.messages import (
@@ -50,18 +51,18 @@ def test_a_seated_member_fetches_its_data_and_trains() -> None:
     script = Script()
     assert script.state() is MemberState.WAITING
     script.handle(ev.TrainerUp())
-    assert script.effects(ev.LoadAnchor) == []  # whether its state is the head's nobody has said yet
+    assert script.effects(fx.LoadAnchor) == []  # whether its state is the head's nobody has said yet
     script.line_up()
     seat = LEDGER.seat_of(ME)
     assert seat is not None
-    assert script.effects(ev.FetchData) == [ev.FetchData(2, seat.ranges)]
-    assert script.effects(ev.LoadAnchor) == [ev.LoadAnchor(2, 0, False)]
+    assert script.effects(fx.FetchData) == [fx.FetchData(2, seat.ranges)]
+    assert script.effects(fx.LoadAnchor) == [fx.LoadAnchor(2, 0, False)]
     assert script.state() is MemberState.TRAINING
     (span,) = seat.ranges
     assert script.session.view().waiting_for == (
         f"training data: batches {span.start} to {span.start + span.count - 1}"
     )
-    assert script.handle(ev.DataReady(2)) == [ev.StartTraining(2, seat.ranges, 4)]
+    assert script.handle(ev.DataReady(2)) == [fx.StartTraining(2, seat.ranges, 4)]
     script.handle(ev.Progressed(2, 3, 24, 1.5, 8.0, 1.0))
     assert (script.session.view().step, script.session.view().inner_loss) == (3, 1.5)
     script.handle(ev.Progressed(2, 4, 32, 1.5, 8.0, 0.0))
@@ -73,7 +74,7 @@ def test_without_a_seat_it_waits_for_one() -> None:
     script = Script(me=PEERS[9])
     script.handle(ev.TrainerUp())
     script.line_up()
-    assert script.effects(ev.FetchData) == []
+    assert script.effects(fx.FetchData) == []
     assert script.state() is MemberState.WAITING
     assert script.session.view().waiting_for == "a seat in the next round"
 
@@ -84,7 +85,7 @@ def test_a_dead_trainer_starts_the_round_again() -> None:
     script.handle(ev.TrainerDown("killed"))
     assert [beat.step for beat in script.told(Heartbeat, script.wait(1.0))] == [0]
     script.handle(ev.TrainerUp())
-    assert [type(effect) for effect in script.now_did] == [ev.LoadAnchor, ev.StartTraining]
+    assert [type(effect) for effect in script.now_did] == [fx.LoadAnchor, fx.StartTraining]
 
 
 def test_what_is_encoded_outlives_the_trainer() -> None:
@@ -114,14 +115,14 @@ def test_reports_of_another_round_change_nothing() -> None:
 def test_pauses_are_counted_by_their_reason(n_reasons: int) -> None:
     script = Script()
     script.train(1)
-    assert script.effects(ev.PauseTraining, script.handle(ev.PauseAsked("user", True))) == [ev.PauseTraining(True)]
+    assert script.effects(fx.PauseTraining, script.handle(ev.PauseAsked("user", True))) == [fx.PauseTraining(True)]
     assert script.state() is MemberState.PAUSED
     if n_reasons == 2:
-        assert script.effects(ev.PauseTraining, script.handle(ev.PauseAsked("battery", True))) == []
-        assert script.effects(ev.PauseTraining, script.handle(ev.PauseAsked("user", False))) == []
+        assert script.effects(fx.PauseTraining, script.handle(ev.PauseAsked("battery", True))) == []
+        assert script.effects(fx.PauseTraining, script.handle(ev.PauseAsked("user", False))) == []
         assert script.session.view().paused_by == ("battery",)
     last = "battery" if n_reasons == 2 else "user"
-    assert script.effects(ev.PauseTraining, script.handle(ev.PauseAsked(last, False))) == [ev.PauseTraining(False)]
+    assert script.effects(fx.PauseTraining, script.handle(ev.PauseAsked(last, False))) == [fx.PauseTraining(False)]
     assert script.state() is MemberState.TRAINING
 
 
@@ -129,11 +130,11 @@ def test_a_pause_holds_the_start() -> None:
     script = Script()
     script.handle(ev.PauseAsked("user", True))
     script.train(0)
-    assert script.effects(ev.StartTraining, script.did) == []
-    assert script.effects(ev.FetchData, script.did) == []
+    assert script.effects(fx.StartTraining, script.did) == []
+    assert script.effects(fx.FetchData, script.did) == []
     script.handle(ev.PauseAsked("user", False))
-    assert len(script.effects(ev.StartTraining)) == 1
-    assert len(script.effects(ev.FetchData)) == 1
+    assert len(script.effects(fx.StartTraining)) == 1
+    assert len(script.effects(fx.FetchData)) == 1
 
 
 def test_a_pause_in_training_asks_for_no_data_again() -> None:
@@ -141,7 +142,7 @@ def test_a_pause_in_training_asks_for_no_data_again() -> None:
     script.train(1)
     for paused in (True, False):
         script.handle(ev.PauseAsked("user", paused))
-        assert script.effects(ev.FetchData) == []
+        assert script.effects(fx.FetchData) == []
 
 
 # -- an attempt ------------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_a_plan_has_delta_encoded_once_and_committed_to() -> None:
     script = Script()
     script.train(2)
     planned, _ = events_of(EVIDENCE)
-    assert script.handle(planned)[0] == ev.Encode(2)
+    assert script.handle(planned)[0] == fx.Encode(2)
     assert script.state() is MemberState.READY
     assert script.handle(planned) == []
     script.encode(EVIDENCE)
@@ -187,7 +188,7 @@ def test_who_can_not_encode_says_so() -> None:
     assert refusal.reason.startswith("Δ is not finite")
     assert len(refusal.reason) <= TEXT
     script.handle(events_of(evidence_of(LEDGER, 3, attempt=1))[0])
-    assert script.effects(ev.Encode) == [ev.Encode(2)]  # another attempt, another try
+    assert script.effects(fx.Encode) == [fx.Encode(2)]  # another attempt, another try
 
 
 def test_a_plan_against_a_promise_is_declined_with_the_number_to_pass() -> None:
@@ -197,7 +198,7 @@ def test_a_plan_against_a_promise_is_declined_with_the_number_to_pass() -> None:
     script.handle(ev.Prepared(Prepare(0, 2, 5, PEERS[20])))
     script.handle(events_of(EVIDENCE)[0])
     assert script.told(Refusal)[0].attempt == 5
-    assert script.effects(ev.Encode) == []
+    assert script.effects(fx.Encode) == []
 
 
 def test_a_lower_attempt_is_declined_while_a_higher_one_runs() -> None:
@@ -214,9 +215,9 @@ def test_a_deal_begins_the_exchange_and_its_effects_are_the_drivers() -> None:
     script.commit(EVIDENCE)
     _, dealt = events_of(EVIDENCE)
     began = script.handle(dealt)
-    assert isinstance(began[0], ev.BeginExchange)
+    assert isinstance(began[0], fx.BeginExchange)
     assert began[0].plan_hash == EVIDENCE.plan_hash
-    sends = [effect.effect for effect in script.effects(ev.InExchange)]
+    sends = [effect.effect for effect in script.effects(fx.InExchange)]
     assert sends
     assert all(isinstance(send, ex.SendRows) for send in sends)
     assert script.state() is MemberState.EXCHANGING
@@ -234,14 +235,14 @@ def test_when_time_is_over_what_is_missing_is_said_once() -> None:
     script.commit(EVIDENCE)
     script.handle(events_of(EVIDENCE)[1])
     did = script.wait(EVIDENCE.plan.exchange_s - 0.5)
-    assert script.effects(ev.InExchange, did) == []
+    assert script.effects(fx.InExchange, did) == []
     did = script.wait(1.0)
     lines = proposing.lines_of(EVIDENCE, SPEC)
     mine = [chunk for chunk, line in enumerate(lines) if ME in line[: EVIDENCE.plan.replicas]]
-    missing = [effect.effect for effect in script.effects(ev.InExchange, did)]
+    missing = [effect.effect for effect in script.effects(fx.InExchange, did)]
     lacks = tuple((chunk, sender) for chunk in mine for sender in PEERS[:3])
     assert missing == ([ex.ReportMissing(lacks)] if mine else [])
-    assert script.effects(ev.InExchange, script.wait(20.0)) == []
+    assert script.effects(fx.InExchange, script.wait(20.0)) == []
 
 
 def test_a_deal_that_the_policy_does_not_give_is_declined() -> None:
@@ -252,7 +253,7 @@ def test_a_deal_that_the_policy_does_not_give_is_declined() -> None:
     script.handle(replace(dealt, deal=replace(dealt.deal, bandwidths=())))
     (refusal,) = script.told(Refusal)
     assert "not planned ones" in refusal.reason
-    assert script.effects(ev.BeginExchange) == []
+    assert script.effects(fx.BeginExchange) == []
 
 
 def test_a_failed_attempt_ends_its_exchange_and_keeps_delta() -> None:
@@ -261,12 +262,12 @@ def test_a_failed_attempt_ends_its_exchange_and_keeps_delta() -> None:
     script.commit(EVIDENCE)
     script.handle(events_of(EVIDENCE)[1])
     script.handle(ev.AttemptOver(0, 2, 0, "lost somebody"))
-    assert script.effects(ev.EndExchange) == [ev.EndExchange(EVIDENCE.plan_hash)]
+    assert script.effects(fx.EndExchange) == [fx.EndExchange(EVIDENCE.plan_hash)]
     assert script.state() is MemberState.READY
     assert script.session.ledger == LEDGER
     assert script.handle(ev.AttemptOver(0, 1, 0, "old")) == []
     script.handle(events_of(evidence_of(LEDGER, 3, attempt=1))[0])
-    assert script.effects(ev.Encode) == []
+    assert script.effects(fx.Encode) == []
     assert len(script.told(Commitment)) == 1
 
 
@@ -276,7 +277,7 @@ def test_an_attempt_of_another_leader_that_fails_ends_no_exchange() -> None:
     script.commit(EVIDENCE)
     script.handle(events_of(EVIDENCE)[1])
     script.handle(ev.AttemptOver(0, 2, 5, "no quorum of promises", PEERS[2]))
-    assert script.effects(ev.EndExchange) == []
+    assert script.effects(fx.EndExchange) == []
     assert script.state() is MemberState.EXCHANGING
 
 
@@ -286,7 +287,7 @@ def test_a_newer_plan_ends_the_older_exchange() -> None:
     script.commit(EVIDENCE)
     script.handle(events_of(EVIDENCE)[1])
     script.handle(events_of(evidence_of(LEDGER, 3, attempt=1))[0])
-    assert script.effects(ev.EndExchange) == [ev.EndExchange(EVIDENCE.plan_hash)]
+    assert script.effects(fx.EndExchange) == [fx.EndExchange(EVIDENCE.plan_hash)]
 
 
 # -- the line, leaving -----------------------------------------------------------------------------------------------
@@ -315,10 +316,10 @@ def test_a_leave_is_a_last_promise() -> None:
     leave = Leave(0, 2, 3, PEERS[20], LEDGER.head, -1, None)
     # What it has promised to have proposed again may name it a voter of the next round.
     after = Leave(0, 3, -1, PeerId(""), b"", -1, None)
-    assert effects[:2] == [ev.Persist(after), ev.Persist(leave)]
-    assert [type(effect) for effect in effects[2:]] == [ev.TellLeader, ev.TellLeader, ev.Stop]
+    assert effects[:2] == [fx.Persist(after), fx.Persist(leave)]
+    assert [type(effect) for effect in effects[2:]] == [fx.TellLeader, fx.TellLeader, fx.Stop]
     assert script.told(Leave) == [leave, after]
-    assert effects[-1] == ev.Stop(0, "SIGTERM")
+    assert effects[-1] == fx.Stop(0, "SIGTERM")
     assert script.handle(ev.LeaveAsked("again")) == []
     script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 9, PEERS[20])))
@@ -336,7 +337,7 @@ def test_leaving_while_a_commit_is_applied_leaves_the_round_after_it() -> None:
 def test_who_lost_its_record_goes_without_a_word() -> None:
     script = Script(voter=Voter(ME, None, lost=True))
     script.train()
-    assert script.handle(ev.LeaveAsked("SIGTERM")) == [ev.Stop(0, "SIGTERM")]
+    assert script.handle(ev.LeaveAsked("SIGTERM")) == [fx.Stop(0, "SIGTERM")]
 
 
 def test_a_leave_is_said_again_on_a_new_line() -> None:
@@ -345,7 +346,7 @@ def test_a_leave_is_said_again_on_a_new_line() -> None:
     script.handle(ev.TrainerUp())
     script.line_up()
     assert script.told(Leave) == [leave]
-    assert script.effects(ev.FetchData) == []  # its seat in this round is returned
+    assert script.effects(fx.FetchData) == []  # its seat in this round is returned
     assert script.state() is MemberState.WAITING
 
 
@@ -353,7 +354,7 @@ def test_it_leaves_after_as_many_rounds_as_it_was_asked_for() -> None:
     script = Script(rounds=1)
     script.train()
     follow(script, committed(BODY, LEDGER))
-    assert script.effects(ev.Stop) == [ev.Stop(0, "done: 1 rounds")]
+    assert script.effects(fx.Stop) == [fx.Stop(0, "done: 1 rounds")]
     assert script.told(Leave)[0].round == 3
 
 
@@ -365,17 +366,17 @@ def test_goodbyes(code: str, stop: int | None) -> None:
     script = Script()
     script.train()
     script.handle(ev.SaidGoodbye(Goodbye(code, "because")))
-    assert script.effects(ev.Stop) == ([] if stop is None else [ev.Stop(stop, "because")])
+    assert script.effects(fx.Stop) == ([] if stop is None else [fx.Stop(stop, "because")])
     observer = Script(me=PEERS[30], observer=True)
     observer.line_up()
-    assert observer.effects(ev.Stop, observer.handle(ev.SaidGoodbye(Goodbye("ended", "x")))) == []
+    assert observer.effects(fx.Stop, observer.handle(ev.SaidGoodbye(Goodbye("ended", "x")))) == []
 
 
 def test_after_the_end_nobody_trains() -> None:
     script = Script(spec=sim_spec(n_chunks=3, work=WorkSpec(batch_tokens=8, h=4, end_rounds=1)))
     script.train()
     follow(script, committed(BODY, LEDGER))
-    assert script.effects(ev.FetchData) == []
+    assert script.effects(fx.FetchData) == []
     assert script.state() is MemberState.WAITING
 
 

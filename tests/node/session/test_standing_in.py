@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds.events import Instant
-from node.session import events as ev
+from node.session import effects as fx
 from node.session.standing_in import Succession, order
 from protos.messages import PeerId
 from protos.runspec import DeadlineSpec
@@ -25,16 +25,16 @@ def view_of(me: PeerId, at: float = 0.0) -> Succession:
     return Succession(me, COORDINATOR, DEADLINES, Instant(at))
 
 
-def advance(view: Succession, at: float, *, can_lead: bool = True, number: int = -1) -> list[ev.Effect]:
+def advance(view: Succession, at: float, *, can_lead: bool = True, number: int = -1) -> list[fx.Effect]:
     return view.advance(LEDGER, can_lead, number, Instant(at))
 
 
-def leads(effects: list[ev.Effect]) -> bool:
-    return any(isinstance(effect, ev.Lead) for effect in effects)
+def leads(effects: list[fx.Effect]) -> bool:
+    return any(isinstance(effect, fx.Lead) for effect in effects)
 
 
-def followed(effects: list[ev.Effect]) -> tuple[PeerId, ...]:
-    return next((effect.leaders for effect in effects if isinstance(effect, ev.Follow)), ())
+def followed(effects: list[fx.Effect]) -> tuple[PeerId, ...]:
+    return next((effect.leaders for effect in effects if isinstance(effect, fx.Follow)), ())
 
 
 def test_the_order_is_the_heads_and_who_reduced_comes_first() -> None:
@@ -101,10 +101,10 @@ def test_a_stand_in_steps_down_for_the_coordinator_and_for_who_comes_before() ->
         assert RANKS[1] in followed(effects), "it has a line to itself"
         view.line_up(RANKS[1], Instant(21.0))
         view.line_up(RANKS[2], Instant(21.0))
-        assert not any(isinstance(effect, ev.StepDown) for effect in advance(view, 21.0)), "its own turn came before"
+        assert not any(isinstance(effect, fx.StepDown) for effect in advance(view, 21.0)), "its own turn came before"
         view.line_up(better, Instant(22.0))
-        assert any(isinstance(effect, ev.StepDown) for effect in advance(view, 22.0))
-        assert not any(isinstance(effect, ev.StepDown) for effect in advance(view, 22.5)), "it is told once"
+        assert any(isinstance(effect, fx.StepDown) for effect in advance(view, 22.0))
+        assert not any(isinstance(effect, fx.StepDown) for effect in advance(view, 22.5)), "it is told once"
         view.led(False)
         assert not view.leads
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.voting import LEADER_SLACK
-from node.session import events as ev
+from node.session import effects as fx
 from node.session.standing_in import Succession, order
 from node.session.turns import FRUITLESS_MOST, TRIES, Turns
 from protos.runspec import DeadlineSpec
@@ -100,12 +100,12 @@ def test_while_the_run_is_paused_nobodys_turn_ends() -> None:
 # -- who comes after -------------------------------------------------------------------------------------------------
 
 
-def advance(view: Succession, seconds: float, *, can_lead: bool = True, ledger: Ledger = LEDGER) -> list[ev.Effect]:
+def advance(view: Succession, seconds: float, *, can_lead: bool = True, ledger: Ledger = LEDGER) -> list[fx.Effect]:
     return view.advance(ledger, can_lead, -1, at(seconds), ready=True)
 
 
-def leads(effects: list[ev.Effect]) -> bool:
-    return any(isinstance(effect, ev.Lead) for effect in effects)
+def leads(effects: list[fx.Effect]) -> bool:
+    return any(isinstance(effect, fx.Lead) for effect in effects)
 
 
 def test_who_is_heard_and_commits_nothing_is_put_at_the_end() -> None:
@@ -131,11 +131,11 @@ def test_who_is_heard_and_commits_nothing_is_put_at_the_end() -> None:
 def test_who_was_put_at_the_end_gives_way_and_is_refused_while_another_leads() -> None:
     view = Succession(LAST, COORDINATOR, LIMITS, at(0.0))
     view.line_up(FIRST, at(1.0))
-    said: list[ev.Effect] = []
+    said: list[fx.Effect] = []
     for second in range(1, 60):
         view.heard(FIRST, at(second))
         said += advance(view, second)
-    assert sum(isinstance(effect, ev.Say) for effect in said) == 1
+    assert sum(isinstance(effect, fx.Say) for effect in said) == 1
     assert view.why_not(FIRST, LEDGER, at(60.0)) == "", "it may go on while nobody else leads"
     view.line_up(THIRD, at(60.0))
     advance(view, 60.0)
@@ -165,14 +165,14 @@ def test_a_stand_in_whose_turn_is_over_leads_on_until_another_does() -> None:
     assert leads(advance(view, 10.0))
     view.led(True)
     view.line_up(FIRST, at(10.0))
-    effects: list[ev.Effect] = []
+    effects: list[fx.Effect] = []
     for second in range(10, 35):
         view.heard(FIRST, at(second))
         effects += advance(view, second)
-    assert any(isinstance(effect, ev.Say) for effect in effects), "its turn is over"
-    assert not any(isinstance(effect, ev.StepDown | ev.Lead) for effect in effects)
+    assert any(isinstance(effect, fx.Say) for effect in effects), "its turn is over"
+    assert not any(isinstance(effect, fx.StepDown | fx.Lead) for effect in effects)
     view.line_up(LAST, at(35.0))
-    assert any(isinstance(effect, ev.StepDown) for effect in advance(view, 35.0))
+    assert any(isinstance(effect, fx.StepDown) for effect in advance(view, 35.0))
     view.led(False)
     assert not leads(advance(view, 36.0))
 

@@ -13,6 +13,7 @@ from aggregation.codec import frame_bytes
 from coordinator.rounds import proposing
 from coordinator.rounds.proposing import Evidence
 from coordinator.rounds.voter import Voter
+from node.session import effects as fx
 from node.session import events as ev
 from protos.messages import (
     MemberState,
@@ -52,7 +53,7 @@ def test_a_vote_is_on_disk_before_it_is_sent_and_only_when_all_is_held() -> None
     script = Script()
     script.train()
     event = proposed(BODY, EVIDENCE)
-    (verify,) = script.effects(ev.Verify, script.handle(event))
+    (verify,) = script.effects(fx.Verify, script.handle(event))
     assert verify.result_hashes == event.propose.proposal.result_hashes
     assert verify.plan_hash == event.plan_hash
     assert verify.reducers == proposing.lines_of(EVIDENCE, SPEC)
@@ -60,15 +61,15 @@ def test_a_vote_is_on_disk_before_it_is_sent_and_only_when_all_is_held() -> None
     assert script.told(Vote, script.did) == []
     assert script.state() is MemberState.VOTING
     digest = script.verify(event)
-    (record,) = script.effects(ev.Persist)
+    (record,) = script.effects(fx.Persist)
     (vote,) = script.told(Vote)
     assert vote == Vote(0, 2, 0, COORDINATOR, event.body_hash, digest)
     assert isinstance(record.entry, Promise)
     assert (record.entry.voted_attempt, record.entry.proposal) == (0, event.propose.proposal)
-    assert script.now_did.index(record) < script.now_did.index(script.effects(ev.TellLeader)[0])
+    assert script.now_did.index(record) < script.now_did.index(script.effects(fx.TellLeader)[0])
     script.handle(event)  # told again on a new line
     assert script.told(Vote) == [vote]
-    assert script.effects(ev.Verify) == []
+    assert script.effects(fx.Verify) == []
 
 
 def test_the_same_body_in_a_later_attempt_is_not_verified_again() -> None:
@@ -81,7 +82,7 @@ def test_the_same_body_in_a_later_attempt_is_not_verified_again() -> None:
     (promise,) = script.told(Promise)
     assert (promise.voted_attempt, promise.proposal) == (0, proposed(BODY, EVIDENCE).propose.proposal)
     script.handle(proposed(BODY, EVIDENCE, 3, PEERS[20]))
-    assert script.effects(ev.Verify) == []
+    assert script.effects(fx.Verify) == []
     assert [vote.attempt for vote in script.told(Vote)] == [3]
 
 
@@ -94,11 +95,11 @@ def test_another_body_takes_the_candidates_place() -> None:
     script.leaders_fall_silent()
     second = proposed(body_of(LEDGER, EVIDENCE, seats=PEERS[:2]), EVIDENCE, 1, PEERS[20])
     script.handle(second)
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
     script.verify(second)
     assert [vote.body_hash for vote in script.told(Vote)] == [second.body_hash]
     script.handle(committed(BODY, LEDGER))  # the first one after all: its candidate may be gone
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
 
 
 def test_a_wrong_body_is_refused_with_its_faults() -> None:
@@ -107,14 +108,14 @@ def test_a_wrong_body_is_refused_with_its_faults() -> None:
     script.handle(proposed(replace(BODY, clip_factor=0.5, h=9), EVIDENCE))
     (refusal,) = script.told(Refusal)
     assert "clip_factor is not what" in refusal.reason
-    assert script.effects(ev.Verify) == []
+    assert script.effects(fx.Verify) == []
 
 
 def test_who_has_no_vote_checks_all_the_same() -> None:
     script = Script(me=PEERS[9])
     script.line_up()
     event = proposed(BODY, EVIDENCE)
-    assert len(script.effects(ev.Verify, script.handle(event))) == 1
+    assert len(script.effects(fx.Verify, script.handle(event))) == 1
     script.verify(event)
     assert script.told(Vote) == []
     script.handle(proposed(replace(BODY, h=9), EVIDENCE))
@@ -144,13 +145,13 @@ def test_results_that_nobody_has_are_a_refusal() -> None:
     assert script.told(Refusal) == [Refusal(0, 2, 0, "results: nobody has them")]
     assert script.state() is MemberState.READY
     script.handle(event)
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
 
 
 def test_the_observer_tells_digests_and_why_it_has_none() -> None:
     script = Script(me=PEERS[30], observer=True)
     script.line_up()
-    assert script.effects(ev.FetchData, script.did) == []
+    assert script.effects(fx.FetchData, script.did) == []
     event = proposed(BODY, EVIDENCE)
     script.handle(event)
     digest = script.verify(event)
@@ -167,11 +168,11 @@ def test_promises_are_on_disk_before_they_are_sent() -> None:
     script.line_up()
     script.leaders_fall_silent()
     did = script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[20])))
-    assert isinstance(did[0], ev.Persist)
-    assert isinstance(did[1], ev.TellLeader)
+    assert isinstance(did[0], fx.Persist)
+    assert isinstance(did[1], fx.TellLeader)
     script.handle(ev.Prepared(Prepare(0, 2, 2, PEERS[21])))
     assert script.told(Refusal)[0].attempt == 3
-    assert script.effects(ev.Persist) == []
+    assert script.effects(fx.Persist) == []
 
 
 def test_who_lost_its_record_abstains_until_a_commit_is_applied() -> None:
@@ -244,7 +245,7 @@ def test_a_result_that_is_not_what_this_member_combined_has_no_vote(changes: dic
         combine(script, EVIDENCE, 1)
     script.handle(event)
     if late:
-        assert len(script.effects(ev.Verify)) == 1
+        assert len(script.effects(fx.Verify)) == 1
         combine(script, EVIDENCE, 1)
         script.verify(event)
     assert script.told(Vote, script.did) == []
@@ -259,7 +260,7 @@ def test_what_came_of_another_set_is_not_compared() -> None:
     lie = said_otherwise(other, 1, PEERS[:3], hash=NO_HASH)
     event = proposed(body_of(LEDGER, lie), lie, 1)
     script.handle(event)
-    assert len(script.effects(ev.Verify)) == 1
+    assert len(script.effects(fx.Verify)) == 1
     script.verify(event)
     assert len(script.told(Vote)) == 1
 
@@ -268,11 +269,11 @@ def test_a_vote_vouches_for_the_norms_and_asks_first_whose_result_it_is() -> Non
     alone = said_otherwise(EVIDENCE, 1, PEERS[2:3], norm_sq=0.25)
     script = Script()
     script.train()
-    (verify,) = script.effects(ev.Verify, script.handle(proposed(body_of(LEDGER, alone), alone)))
+    (verify,) = script.effects(fx.Verify, script.handle(proposed(body_of(LEDGER, alone), alone)))
     assert verify.norms == (0.5, 0.25, 0.5)
     assert [line[0] for line in verify.reducers] == [PEERS[2]] * 3
     assert [sorted(line) for line in verify.reducers] == [PEERS[:3]] * 3
     script = Script()
     script.train()
     script.handle(committed(BODY, LEDGER))  # a quorum vouches for these
-    assert script.effects(ev.Verify)[0].norms == ()
+    assert script.effects(fx.Verify)[0].norms == ()
