@@ -57,7 +57,7 @@ from coordinator.rounds.events import (
     Woke,
 )
 from coordinator.rounds.ledger import Ledger, fold
-from protos.messages import Goodbye, Heartbeat, PeerId, Refusal, Standing, Welcome
+from protos.messages import Goodbye, Heartbeat, PeerId, Standing, Welcome
 from protos.wire import WireError
 
 INBOX_MOST = 1024
@@ -282,18 +282,8 @@ class Driver:
         now = self._clock.now()
         effects = self._rounds.handle(event, now)
         self._wake_at = self._rounds.next_wake(now)
-        if isinstance(event, Heard) and isinstance(event.message, Refusal):
-            effects = self._without_repeated(event.peer, effects)
         for effect in effects:
             await self._carry_out(effect)
-
-    def _without_repeated(self, peer: PeerId, effects: list[Effect]) -> list[Effect]:
-        """What a refusal brings about, without the words of who has refused in this round before: it may say so, in
-        other words, as often as a line lets it."""
-        if not effects or not isinstance(said := effects[0], Say) or not said.text.startswith(f"{peer[-6:]} refuses "):
-            return effects
-        is_new = self._sayings.refusal(peer, self._now_round(), counts=self._has_say(peer))
-        return effects if is_new else effects[1:]
 
     def _now_round(self) -> tuple[int, int]:
         return self._ledger.epoch, self._ledger.round
@@ -328,8 +318,9 @@ class Driver:
             case Ended(reason):
                 self.ended = reason
                 self._audience.ended(reason)
-            case Say(text):
-                self._audience.said(one_line(text))
+            case Say(text, by):
+                if by is None or self._sayings.words_of(by, self._now_round(), counts=self._has_say(by)):
+                    self._audience.said(one_line(text))
             case _:
                 assert_never(effect)
 

@@ -33,12 +33,15 @@ class Sayings:
         self._said.add(what)
         return True
 
-    def refusal(self, peer: Hashable, round_: tuple[int, int], *, counts: bool) -> bool:
-        """Whether a peer's refusal is to be said; `counts`: it has a seat or a vote in this round."""
+    def words_of(self, peer: Hashable, round_: tuple[int, int], *, counts: bool) -> bool:
+        """Whether what a peer says, a refusal, is to be said; `counts`: it has a seat or a vote in this round.
+
+        Once: it may say so again, in other words, as often as its line lets it.
+        """
         if not counts:
             self.once("another round may have begun", round_)
             if self._n_others >= OTHERS_MOST:
                 return False
-        is_new = self.once(("refusal", peer), round_)
+        is_new = self.once(("words", peer), round_)
         self._n_others += is_new and not counts
         return is_new

@@ -275,9 +275,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Something changed that an operator would want to read."""
+    """Something changed that an operator would want to read.
+
+    Attributes:
+        by: whose own words it carries, where it does: that one may bring it about as often as its line lets it.
+    """
 
     text: str
+    by: PeerId | None = None
 
 
 Effect = Tell | Close | Probe | Persist | Committed | Orphaned | Learn | Seek | Ended | Say

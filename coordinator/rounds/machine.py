@@ -331,4 +331,4 @@ class Rounds(Learning):
         if observes and self.phase is Phase.VOTE and self.me not in attempt.votes:
             refused[self.me] = f"the observer: {refusal.reason}"  # no digest, no vote
         told = f"{peer[-6:]} refuses attempt {attempt.number} of round {self.ledger.round + 1}: {refusal.reason}"
-        return [Say(told)]
+        return [Say(told, by=peer)]

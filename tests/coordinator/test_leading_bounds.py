@@ -111,7 +111,8 @@ def test_a_member_for_whom_there_is_no_welcome_loses_its_line_and_the_others_kee
 def refusing(event: Event) -> list[Effect]:
     """As the deciding code says it: the refusal, then what follows from it."""
     if isinstance(event, Heard) and isinstance(event.message, Refusal):
-        return [Say(f"{event.peer[-6:]} refuses attempt 0 of round 2: {event.message.reason}"), Say("so it failed")]
+        told = f"{event.peer[-6:]} refuses attempt 0 of round 2: {event.message.reason}"
+        return [Say(told, by=event.peer), Say("so it failed")]
     return []
 
 
