@@ -156,7 +156,14 @@ async def _lead(
     waiting = Standby(folder, run, places.database, here, patient=options.standby, lease_s=options.lease_s, say=say)
     if not options.standby:
         return await waiting.lead()
-    remember(folder, places, int(http.getsockname()[1]), places.listen.port, places.dht.port)
+    remember(
+        folder,
+        places,
+        http=int(http.getsockname()[1]),
+        listen=places.listen.port,
+        dht=places.dht.port,
+        observer=places.observer.port,
+    )
     web = WebServer(make_waiting_app(waiting.about))
     await web.start(http.dup())
     say(f"stands by at http://{here.http}/healthz")
@@ -301,7 +308,7 @@ async def _serve(
     )
     line_port = await _listen(service, places.listen)
     stack.push_async_callback(service.stop, 0)
-    dht = listening.reserve(places.dht)
+    dht, observing = await listening.reserve_soon(places.dht), await listening.reserve_soon(places.observer)
     host, http_port = places.public_host, int(http.getsockname()[1])
     line = listening.host_port(host, line_port)
     lines = tuple(listening.host_port(each, line_port) for each in places.public_hosts)
@@ -324,7 +331,7 @@ async def _serve(
     local = listening.host_port(listening.local_host(places.http.host), http_port)
     order = ObserverOrder(
         invite=str(Invite(run, (local,))),
-        listen=listening.host_port(places.listen.host, 0),
+        listen=str(observing),
         dht=str(dht),
         advertise=",".join(listening.bracketed(each) for each in places.public_hosts),
     )
@@ -334,7 +341,7 @@ async def _serve(
     stop = outside.until(say)
     await web.start(http)
     stack.push_async_callback(web.stop)
-    remember(folder, places, http_port, line_port, dht.port)
+    remember(folder, places, http=http_port, listen=line_port, dht=dht.port, observer=observing.port)
     others = Others(here, line, whereabouts, await leader.writer.run(leader.lead.beat))
     more = [listening.host_port(each, http_port) for each in places.public_hosts[1:]]
     invite = Invite(run, (here.http, *more, *others.http)[: limits.ADDRESSES])

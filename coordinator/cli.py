@@ -87,6 +87,9 @@ def serve(
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="First contact and page. [0.0.0.0:8470]")] = "",
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The members' lines. [0.0.0.0:8471]")] = "",
     dht: Annotated[str, typer.Option(metavar="HOST:PORT", help="The observer's DHT. [0.0.0.0:8472]")] = "",
+    observer: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The observer, which gives the first state. [0.0.0.0:8473]")
+    ] = "",
     advertise: Annotated[str, typer.Option(metavar="HOST", help="The host that others reach this machine by.")] = "",
     database: Annotated[str, typer.Option(metavar="URL", help="Instead of the SQLite file in DIR.")] = "",
     standby: Annotated[bool, typer.Option("--standby", help="Wait while another leads; then take over.")] = False,
@@ -107,7 +110,7 @@ def serve(
     from coordinator.places import ServeOptions
 
     options = ServeOptions(
-        data.absolute(), http, listen, dht, advertise, database, standby=standby, lease_s=lease or LEASE_S,
+        data.absolute(), http, listen, dht, observer, advertise, database, standby=standby, lease_s=lease or LEASE_S,
         clock_offset_s=clock_offset,
     )  # fmt: skip
     _run(serve_run(options, say_plainly, lambda text: print(text, flush=True)))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from coordinator.errors import MachineError, UsageError
 
+ENDS_S = 10.0
+AGAIN_S = 0.1
 ANY = ("0.0.0.0", "::", "")
 _ELSEWHERE = ("192.0.2.1", 9)  # a documentation address (RFC 5737): it chooses a route, nothing is sent
 _ELSEWHERE_6 = ("2001:db8::1", 9)  # RFC 3849
@@ -20,12 +23,18 @@ _INNER = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc", "podman", "
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """HOST:PORT to listen on, and the option that it came by; `asked` unless it is only a default."""
+    """HOST:PORT to listen on, and the option that it came by.
+
+    Attributes:
+        asked: it is more than a default: a taken port is an error.
+        remembered: it is asked for because it was used the last time.
+    """
 
     host: str
     port: int
     option: str
     asked: bool = True
+    remembered: bool = False
 
     def __str__(self) -> str:
         return host_port(self.host, self.port)
@@ -40,13 +49,13 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def parse(text: str, option: str, *, asked: bool = True) -> Address:
+def parse(text: str, option: str, *, asked: bool = True, remembered: bool = False) -> Address:
     """HOST:PORT, or a PORT alone for all interfaces; port 0 asks for a free one. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     host = host.strip("[]") if colon else "0.0.0.0"
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (colon and not host):
         raise UsageError(f"{option} {text!r} is not HOST:PORT", f"write for example {option} 0.0.0.0:8470")
-    return Address(host, int(port), option, asked)
+    return Address(host, int(port), option, asked, remembered)
 
 
 def bind(address: Address) -> socket.socket:
@@ -63,7 +72,23 @@ def reserve(address: Address) -> Address:
     """The address with a port that was free a moment ago, for a listener that binds by itself. As `bind` otherwise."""
     with bind(address) as probe:
         port = probe.getsockname()[1]
-    return Address(address.host, port, address.option, address.asked)
+    return replace(address, port=port)
+
+
+async def reserve_soon(address: Address) -> Address:
+    """As `reserve`, for a helper's port; a remembered one may be taken for a moment.
+
+    The helper of a coordinator that was killed ends by itself, but after it.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + ENDS_S
+    while True:
+        try:
+            return reserve(address)
+        except MachineError:
+            if not address.remembered or loop.time() >= until:
+                raise
+            await asyncio.sleep(AGAIN_S)
 
 
 def taken(address: Address) -> MachineError:

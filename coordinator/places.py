@@ -13,6 +13,7 @@ from coordinator.listening import Address
 from protos.invite import InviteError, check_host_port
 
 DEFAULT_HTTP, DEFAULT_LISTEN, DEFAULT_DHT = "0.0.0.0:8470", "0.0.0.0:8471", "0.0.0.0:8472"
+DEFAULT_OBSERVER_PORT = 8473
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ServeOptions:
     http: str = ""
     listen: str = ""
     dht: str = ""
+    observer: str = ""
     advertise: str = ""
     database: str = ""
     relay: bool = True
@@ -39,6 +41,7 @@ class Places:
     http: Address
     listen: Address
     dht: Address
+    observer: Address
     advertise: str
     database: str
 
@@ -84,7 +87,8 @@ def find_places(folder: RunFolder, options: ServeOptions) -> Places:
     def address(given: str, key: str, default: str) -> Address:
         remembered = last.get(key)
         known = remembered if isinstance(remembered, str) else ""
-        return listening.parse(given or known or default, f"--{key}", asked=bool(given or known))
+        option, remembered = f"--{key}", bool(known and not given)
+        return listening.parse(given or known or default, option, asked=bool(given or known), remembered=remembered)
 
     def word(given: str, key: str) -> str:
         remembered = last.get(key)
@@ -96,22 +100,27 @@ def find_places(folder: RunFolder, options: ServeOptions) -> Places:
         advertise = advertised(advertise)
     elif http.host not in listening.ANY and not is_place(listening.host_port(http.host, 1)):
         raise UsageError(f"others can't be told --http {http}", "name this machine for them with --advertise HOST")
+    listen = address(options.listen, "listen", DEFAULT_LISTEN)
+    beside = listening.host_port(listen.host, DEFAULT_OBSERVER_PORT if listen.port else 0)
     return Places(
         http=http,
-        listen=address(options.listen, "listen", DEFAULT_LISTEN),
+        listen=listen,
         dht=address(options.dht, "dht", DEFAULT_DHT),
+        observer=address(options.observer, "observer", beside),
         advertise=advertise,
         database=word(options.database, "database"),
     )
 
 
-def remember(folder: RunFolder, places: Places, http: int, listen: int, dht: int) -> None:
+def remember(folder: RunFolder, places: Places, *, http: int, listen: int, dht: int, observer: int) -> None:
+    """Note where the run is served, with the ports that were got."""
     write_json(
         folder.ports,
         {
             "http": listening.host_port(places.http.host, http),
             "listen": listening.host_port(places.listen.host, listen),
             "dht": listening.host_port(places.dht.host, dht),
+            "observer": listening.host_port(places.observer.host, observer),
             "advertise": places.advertise,
             "database": places.database,
         },

@@ -75,8 +75,9 @@ def test_a_taken_port_is_named_with_its_option(tmp_path: Path, capsys: pytest.Ca
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        for option in ("--http", "--listen", "--dht"):
-            ports = {"--http": "127.0.0.1:0", "--listen": "127.0.0.1:0", "--dht": "127.0.0.1:0", option: taken}
+        names = ("--http", "--listen", "--dht", "--observer")
+        for option in names:
+            ports = {**dict.fromkeys(names, "127.0.0.1:0"), option: taken}
             words = [word for pair in ports.items() for word in pair]
             code, _, line = run(capsys, "serve", "--data", str(tmp_path / "run"), *words)
             assert code == 3

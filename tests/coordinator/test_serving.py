@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -19,14 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509 import load_der_x509_certificate
 
-from coordinator import app, operating
+from coordinator import app, listening, operating
 from coordinator.app import serve
 from coordinator.children import Child, Supervised
 from coordinator.commanding import Wish, command
 from coordinator.control import Caller, find
-from coordinator.errors import CoordinatorError, StateError
+from coordinator.errors import CoordinatorError, MachineError, StateError
 from coordinator.folder import RunFolder
-from coordinator.places import ServeOptions
+from coordinator.places import ServeOptions, find_places
 from coordinator.rounds.machine import Rounds
 from protos import limits
 from protos.invite import parse
@@ -196,9 +197,56 @@ def test_one_process_serves_a_folder_and_the_next_one_takes_its_ports(tmp_path: 
         with pytest.raises(StateError, match=f"process {os.getpid()}"):
             await serve(ServeOptions(folder.path), print, print)
 
+    def ports() -> dict[str, str]:
+        found: dict[str, str] = json.loads(folder.ports.read_text())
+        return found
+
     serving(folder.path, scene)
+    first = ports()
+    assert not any(first[name].endswith(":0") for name in ("http", "listen", "dht", "observer"))
     serving(folder.path, scene, http="", listen="", dht="")
     assert pages[0] == pages[1]
+    assert ports() == first
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_a_remembered_port_of_the_observer_may_be_taken_for_a_moment(tmp_path: Path) -> None:
+    """The observer of a coordinator that was killed is on its way out still."""
+    folder = make_run(tmp_path / "run")
+
+    async def nothing(said: Said) -> None:
+        pass
+
+    serving(folder.path, nothing)
+    options = ServeOptions(folder.path)
+    place = find_places(folder, options).observer
+    assert place.remembered
+
+    async def main() -> None:
+        with listening.bind(place):
+            waiting = asyncio.create_task(listening.reserve_soon(place))
+            given = replace(place, remembered=False)
+            with pytest.raises(MachineError, match="--observer"):
+                await listening.reserve_soon(given)
+            assert not waiting.done()
+        assert (await waiting).port == place.port
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("listen", "observer"),
+    [
+        ("", "0.0.0.0:8473"),
+        ("[::]:9000", "[::]:8473"),
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("192.0.2.1:1", "192.0.2.1:8473"),
+    ],
+)
+def test_the_observer_listens_where_the_leader_does(tmp_path: Path, listen: str, observer: str) -> None:
+    """People open ports in their firewalls: none may be another one at each start."""
+    places = find_places(RunFolder(tmp_path), ServeOptions(tmp_path, listen=listen))
+    assert (str(places.observer), places.observer.asked) == (observer, False)
 
 
 @pytest.mark.usefixtures("no_observer")

@@ -70,7 +70,9 @@ def test_a_listener_that_others_cannot_be_told_needs_a_name(tmp_path: Path) -> N
 
 def test_serving_says_so_before_anything_begins(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    options = ServeOptions(folder.path, "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "https://coord2.example.org")
+    options = ServeOptions(
+        folder.path, "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", advertise="https://coord2.example.org"
+    )
     with pytest.raises(UsageError, match="--advertise"):
         asyncio.run(serve(options, print, print, OUTSIDE))
     assert not folder.ports.exists()

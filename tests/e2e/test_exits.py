@@ -45,7 +45,7 @@ def explains(ended: Ended, code: int, *words: str) -> None:
         assert word in ended.last_line, ended.last_line
 
 
-@pytest.mark.parametrize("option", ["--http", "--listen", "--dht"])
+@pytest.mark.parametrize("option", ["--http", "--listen", "--dht", "--observer"])
 def test_a_taken_port_of_the_coordinator(folder: Path, taken_port: int, option: str) -> None:
     ports = {
         "--http": "127.0.0.1:0",
