@@ -21,7 +21,7 @@ from coordinator.children import Supervised
 from coordinator.clock import RunClock
 from coordinator.control import Serving
 from coordinator.database import RESTORE, is_server
-from coordinator.errors import CoordinatorError, StateError, UsageError
+from coordinator.errors import KILLED, CoordinatorError, StateError, UsageError
 from coordinator.folder import (
     FolderLock,
     Founded,
@@ -85,7 +85,7 @@ def on_signals(say: Say) -> asyncio.Event:
 
     def signalled() -> None:
         if stop.is_set():
-            os._exit(1)  # the observer is told by the kernel
+            os._exit(KILLED)  # the observer is told by the kernel
         stop.set()
         say(WITHOUT_US)
 
@@ -107,6 +107,8 @@ class Outside:
     launch_observer: Launch = launch
     until: Callable[[Say], asyncio.Event] = on_signals
     """Gives the event that ends it."""
+    watch: Callable[[Bulletin, Driver], Coroutine[Any, Any, None]] | None = None
+    """Shows the run to whoever sits there, until it is cancelled."""
     journal: Callable[[Journalling], Journalling] = lambda writer: writer
     """Stands between the driver and its journal."""
 
@@ -205,6 +207,11 @@ async def _leader(
             f"this version can't compute what the run's settings ask for: {why}",
             "serve it with the version of Barnraise that made it",
         )
+    if spec.protocol != limits.PROTOCOL:
+        raise StateError(
+            f"the run was made for protocol {spec.protocol}, this version speaks {limits.PROTOCOL}: nobody could join",
+            "serve it with the version of Barnraise that made it",
+        )
     identity, authority, seal_private = _keys(folder, founded)
     journal, lost = leading.journal, leading.lost
     recovered = journal.recover()
@@ -216,7 +223,7 @@ async def _leader(
     clock = RunClock(journal.origin_unix_s(), recovered.run_time_s, off_by_s=options.clock_offset_s)
     writer = Writer(journal, clock)
     stack.push_async_callback(writer.close)
-    rows = round_rows(journal, spec)
+    rows = round_rows(journal, spec, identity.peer)
     file = LedgerFile(folder.ledger, rows)
     stack.callback(file.close)
     promise = recovered.promise
@@ -357,7 +364,8 @@ async def _serve(
     if listening.is_loopback(host):
         say("this invite works on this machine only; listen on 0.0.0.0 or give --advertise HOST for others")
     beating = keep_lead(leader.lead, leader.writer, lambda met: others.learn(met, run, say))
-    await _until_stopped(stop, leader.driver, leader.bulletin, service, observer, beating)
+    watching = outside.watch and outside.watch(leader.bulletin, leader.driver)
+    await _until_stopped(stop, leader.driver, leader.bulletin, service, observer, beating, watching)
 
 
 async def _until_stopped(
@@ -367,6 +375,7 @@ async def _until_stopped(
     service: Service,
     observer: Supervised,
     beating: Coroutine[Any, Any, None],
+    watching: Coroutine[Any, Any, None] | None,
 ) -> None:
     """Run the tasks until the signal or the first failure; then end them in order, within seconds."""
     try:
@@ -375,7 +384,10 @@ async def _until_stopped(
             keeping = tasks.create_task(beating, name="lease")
             showing = tasks.create_task(bulletin.run(), name="bulletin")
             observing = tasks.create_task(observer.run(), name="observer")
+            looking = tasks.create_task(watching, name="display") if watching is not None else None
             await stop.wait()
+            if looking is not None:
+                looking.cancel()
             driver.stop()
             await leading
             observing.cancel()

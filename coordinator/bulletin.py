@@ -135,7 +135,7 @@ class Bulletin:
 
     async def rows(self, after_round: int = -1, limit: int | None = None) -> list[dict[str, Any]]:
         await self._flushed()
-        return await asyncio.to_thread(round_rows, self._journal, self._spec, after_round, limit)
+        return await asyncio.to_thread(round_rows, self._journal, self._spec, self._leader, after_round, limit)
 
     async def digests(self) -> dict[str, dict[str, str]]:
         """By commit hash, what each peer said that its state's digest is after it; "differing" if it said two."""

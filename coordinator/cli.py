@@ -22,7 +22,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # we never fork; gRPC wo
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong on a line is said by us
 
 # The commands import what they need when they run: `--help` takes no second.
-from coordinator.errors import CoordinatorError, UsageError
+from coordinator.errors import KILLED, CoordinatorError, UsageError
 from coordinator.parent import ORPHANED
 
 T = TypeVar("T")
@@ -104,16 +104,20 @@ def serve(
         from coordinator.parent import end_with
 
         end_with(parent_pid)
+    from coordinator.app import Outside
     from coordinator.app import serve as serve_run
-    from coordinator.display import say_plainly
+    from coordinator.display import ServingDisplay
     from coordinator.lead import LEASE_S
     from coordinator.places import ServeOptions
+    from coordinator.watching import watched
 
     options = ServeOptions(
         data.absolute(), http, listen, dht, observer, advertise, database, standby=standby, lease_s=lease or LEASE_S,
         clock_offset_s=clock_offset,
     )  # fmt: skip
-    _run(serve_run(options, say_plainly, lambda text: print(text, flush=True)))
+    shown = ServingDisplay()
+    outside = Outside(watch=lambda bulletin, driver: watched(bulletin, driver, shown))
+    _run(serve_run(options, shown.say, lambda text: print(text, flush=True), outside))
 
 
 @app.command()
@@ -361,7 +365,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         def signalled() -> None:
             nonlocal asked
             if asked:
-                os._exit(1)
+                os._exit(KILLED)
             asked = True
             task.cancel()
 
@@ -401,7 +405,7 @@ def run(words: Sequence[str]) -> int:
     plain = [word for word in words if word not in ("-v", "--verbose")]
     verbose = len(plain) != len(words)
     try:
-        app(args=plain, prog_name="coordinator")
+        code = app(args=plain or ["--help"], prog_name="coordinator", standalone_mode=False)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0
     except _Asked:
@@ -418,9 +422,20 @@ def run(words: Sequence[str]) -> int:
     except Exception as error:
         if verbose:
             traceback.print_exc()
+        explain = getattr(error, "format_message", None)  # wrong words, as typer's own copy of click has them
+        if explain is not None:
+            command = next((word for word in plain if word in _commands()), "")
+            see = f"coordinator {command} --help" if command else "coordinator --help"
+            print(f"coordinator: {str(explain()).rstrip('.')}; see {see}", file=sys.stderr)
+            return int(getattr(error, "exit_code", 2))
         print(
             f"coordinator: a fault of ours: {type(error).__name__}: {error}; run it with -v and report what it shows",
             file=sys.stderr,
         )
         return 1
-    return 0
+    return code if isinstance(code, int) else 0
+
+
+def _commands() -> set[str]:
+    named = (each.name or (each.callback.__name__ if each.callback else "") for each in app.registered_commands)
+    return {name.replace("_", "-") for name in named}

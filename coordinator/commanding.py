@@ -210,8 +210,9 @@ async def _commit_hash(folder: RunFolder, founded: Founded, round_: int) -> byte
         async with Caller(serving) as caller:
             rows = await caller.ledger(round_ - 1)
     else:
+        spec, leader = founded.spec, founded.operator.coordinator
         rows = await asyncio.to_thread(
-            _with_journal, folder, founded, lambda journal: round_rows(journal, founded.spec, round_ - 1)
+            _with_journal, folder, founded, lambda journal: round_rows(journal, spec, leader, round_ - 1)
         )
     of_round = [row for row in rows if row["round"] == round_]
     if not of_round:

@@ -34,9 +34,10 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display() -> Display:
+def open_display(*, keeps: bool = False) -> Display:
+    """For this process's standard error. `keeps`: what is said stays above a live display, as a log does."""
     console = Console(stderr=True)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay()
+    return LiveDisplay(console, keeps=keeps) if console.is_terminal else PlainDisplay()
 
 
 def say_plainly(text: str) -> None:
@@ -49,7 +50,7 @@ class PlainDisplay:
     """Lines: each round once, and what is awaited when nothing happens."""
 
     def __init__(self) -> None:
-        self._shown = 0
+        self._shown = (0, 0)
         self._held: Sequence[Row] = ()
         self._said_at = time.monotonic()
 
@@ -58,7 +59,7 @@ class PlainDisplay:
         self._said_at = time.monotonic()
 
     def update(self, status: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        self._held = [row for row in rows if int(row["round"]) > self._shown]
+        self._held = [row for row in rows if _place(row) > self._shown]
         while self._held and (self._held[0]["val_loss"] is not None or len(self._held) > ROWS_HELD):
             self._show(self._held[0])
             self._held = self._held[1:]
@@ -70,14 +71,15 @@ class PlainDisplay:
             self._show(row)
 
     def _show(self, row: Row) -> None:
-        self._shown = int(row["round"])
+        self._shown = _place(row)
         self.say(round_line(row))
 
 
 class LiveDisplay:
     """A table that is redrawn in place: the round, the members, the last rounds, and what was said last."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, keeps: bool = False) -> None:
+        self._console, self._keeps = console, keeps
         self._said: list[str] = []
         self._status: Mapping[str, Any] | None = None
         self._rows: Sequence[Row] = ()
@@ -85,6 +87,10 @@ class LiveDisplay:
         self._live.start()
 
     def say(self, text: str) -> None:
+        if self._keeps:
+            with suppress(OSError, SystemExit):  # rich leaves the process where a pipe is broken
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            return
         self._said = [*self._said, text][-SAID_SHOWN:]
         self._draw()
 
@@ -105,7 +111,33 @@ class LiveDisplay:
         self._live.update(Group(*parts))
 
 
+class ServingDisplay:
+    """Plain lines until what has to stay on the screen, an invite say, is there; from `open` on whatever fits it."""
+
+    def __init__(self) -> None:
+        self._opened: Display | None = None
+
+    def open(self) -> None:
+        self._opened = open_display(keeps=True)
+
+    def say(self, text: str) -> None:
+        (say_plainly if self._opened is None else self._opened.say)(text)
+
+    def update(self, status: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        if self._opened is not None:
+            self._opened.update(status, rows)
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
 # -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return int(row["epoch"]), int(row["round"])
 
 
 def figure(value: float | None, digits: int = 3) -> str:

@@ -13,6 +13,9 @@ Numbers are never reused. 0 is done, 64 is taken by the node.
 
 from __future__ import annotations
 
+KILLED = 130
+"""Ended at once, on a second signal."""
+
 
 class CoordinatorError(Exception):
     """Ends a command; `str` is one line: the cause, then what to do about it."""

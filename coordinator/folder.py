@@ -127,7 +127,10 @@ class Founded:
 def read_founded(folder: RunFolder) -> Founded:
     """Raises StateError where the folder holds no run, or its files are damaged."""
     if not folder.holds_run():
-        raise StateError(f"{folder.path} holds no run", f"make one with: coordinator init --data {folder.path}")
+        raise StateError(
+            f"{folder.path} holds no run",
+            f"name the run's folder with --data, or make one with: coordinator init --data {folder.path}",
+        )
     try:
         operator_envelope = folder.operator.read_bytes()
         spec_envelope = folder.spec.read_bytes()

@@ -44,7 +44,8 @@ async def ledger(data: Path) -> list[dict[str, Any]]:
     if serving is not None:
         async with Caller(serving) as caller:
             return await caller.ledger()
-    return await asyncio.to_thread(_with_journal, folder, founded, lambda journal: round_rows(journal, founded.spec))
+    spec, leader = founded.spec, founded.operator.coordinator
+    return await asyncio.to_thread(_with_journal, folder, founded, lambda journal: round_rows(journal, spec, leader))
 
 
 async def evaluate(data: Path, say: Say) -> dict[str, Any]:
@@ -141,7 +142,8 @@ def _status_at_rest(folder: RunFolder, founded: Founded) -> dict[str, Any]:
         known, names = recovered.ledger, journal.names()
         led_by = journal.led_by()
         losses = journal.observations("evaluation")
-        n_empty, reason = empty_at_last(round_rows(journal, founded.spec, known.round - ROWS_LOOKED_AT))
+        last = round_rows(journal, founded.spec, founded.operator.coordinator, known.round - ROWS_LOOKED_AT)
+        n_empty, reason = empty_at_last(last)
         members = [
             {
                 "peer": seat.peer,

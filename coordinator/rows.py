@@ -29,11 +29,12 @@ class Observed:
     val_loss: float | None = None
 
 
-def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]:
+def round_row(entry: Entry, observed: Observed, spec: RunSpec, coordinator: PeerId) -> dict[str, Any]:
     """The row of one commit: the contract's keys, and beside them what replays the round without the commit.
 
     `batches` are those that a member used, as [first, count]; `nominal_step` is the schedule's clock at the round's
-    start, `tokens` the run's total after it, `seats` the leases of the next round.
+    start, `tokens` the run's total after it, `seats` the leases of the next round. Failed attempts are those that the
+    coordinator led: what failed under a stand-in it isn't told.
     """
     body = entry.body
     members = [_member(member, observed.reports.get(member.peer)) for member in body.members]
@@ -68,7 +69,7 @@ def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]
         "outcome": body.outcome.value,
         "reason": body.reason,
         "failed_attempts": [
-            {"attempt": failed.attempt, "leader": body.leader, "reason": failed.reason} for failed in entry.failed
+            {"attempt": failed.attempt, "leader": coordinator, "reason": failed.reason} for failed in entry.failed
         ],
         "orphaned": entry.orphaned or entry.undone,
         # beside the contract's keys
@@ -89,12 +90,13 @@ def round_row(entry: Entry, observed: Observed, spec: RunSpec) -> dict[str, Any]
 
 
 def round_rows(
-    journal: Journal, spec: RunSpec, after_round: int = -1, limit: int | None = None
+    journal: Journal, spec: RunSpec, coordinator: PeerId, after_round: int = -1, limit: int | None = None
 ) -> list[dict[str, Any]]:
     """The rows of later commits, oldest first."""
     entries = journal.entries(after_round, limit)
     return [
-        round_row(entry, observed, spec) for entry, observed in zip(entries, observe(journal, entries), strict=True)
+        round_row(entry, observed, spec, coordinator)
+        for entry, observed in zip(entries, observe(journal, entries), strict=True)
     ]
 
 

@@ -100,8 +100,13 @@ async def run(name: str, arguments: Mapping[str, str], say: Callable[[str], None
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+    if code < 0:
+        raise MachineError(
+            f"node tool {name} was ended by a signal: {signal.strsignal(-code) or -code}",
+            "free memory, and see the system's log: where there is none left the kernel ends the largest process",
+        )
     if code:
-        raise error_for_exit_code(code if code > 0 else 1, last or f"node tool {name} ended with exit code {code}")
+        raise error_for_exit_code(code, last or f"node tool {name} ended with exit code {code}")
     try:
         found = json.loads(answer)
     except (ValueError, RecursionError) as error:

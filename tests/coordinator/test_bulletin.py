@@ -54,7 +54,7 @@ def test_lines_and_events_follow_commits_and_figures(tmp_path: Path) -> None:
         kept, ledger = journal(tmp_path / "j.sqlite")
         clock = FakeClock()
         writer = Writer(kept, clock)
-        file = LedgerFile(path, round_rows(kept, spec()))
+        file = LedgerFile(path, round_rows(kept, spec(), COORDINATOR.peer))
         bulletin = Bulletin(RUN.peer, COORDINATOR.peer, spec(), kept, file, flushed=writer.flushed, say=lambda _: None)
         follower = bulletin.follow()
         assert follower is not None

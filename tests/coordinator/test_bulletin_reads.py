@@ -35,7 +35,7 @@ class Scene:
         self.path = path / "ledger.jsonl"
         self.writer = Writer(kept, FakeClock())
         self.bulletin = Bulletin(
-            RUN.peer, COORDINATOR.peer, spec(), kept, LedgerFile(self.path, round_rows(kept, spec())),
+            RUN.peer, COORDINATOR.peer, spec(), kept, LedgerFile(self.path, round_rows(kept, spec(), COORDINATOR.peer)),
             flushed=self.writer.flushed, say=self.said.append,
         )  # fmt: skip
         follower = self.bulletin.follow()

@@ -69,6 +69,24 @@ def test_mistakes_have_their_exit_code_and_a_last_line_that_helps(
     assert "Traceback" not in line
 
 
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (("foo",), "No such command 'foo'; see coordinator --help"),
+        (("--nope",), "No such option: --nope; see coordinator --help"),
+        (("status", "--nope"), "No such option: --nope; see coordinator status --help"),
+        (("rollback", "--data", "{tmp}"), "Missing argument 'ROUND'; see coordinator rollback --help"),
+        (("serve", "--lease", "0.5", "--data", "{tmp}"), "see coordinator serve --help"),
+    ],
+)
+def test_wrong_words_end_with_what_to_read(
+    words: tuple[str, ...], last: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, line = run(capsys, *(word.format(tmp=tmp_path) for word in words))
+    assert (code, out) == (2, "")
+    assert line.endswith(last)
+
+
 def test_a_taken_port_is_named_with_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run")
     with socket.socket() as other:

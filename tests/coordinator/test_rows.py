@@ -11,7 +11,7 @@ from coordinator.leading.ports import Observation
 from coordinator.ledger_file import LedgerFile
 from coordinator.rows import Observed, empty_at_last, round_row, round_rows
 from protos.messages import AttemptFailed, Range, Seat
-from tests.coordinator.made import append, genesis, identity, journal, next_commit, spec
+from tests.coordinator.made import COORDINATOR, append, genesis, identity, journal, next_commit, spec
 
 ALICE, BOB = sorted(identity(number).peer for number in (10, 11))
 
@@ -40,11 +40,11 @@ def test_a_row_has_the_contracts_keys() -> None:
         ALICE: {"bytes_sent": 10, "bytes_received": 20, "train_s": 1.0, "exchange_s": 0.5, "apply_s": 0.1},
         BOB: {"bytes_sent": 11, "bytes_received": 21, "train_s": 3.0, "exchange_s": 0.7, "apply_s": 0.3},
     }
-    row = round_row(entry, Observed(reports, 2.5), spec())
+    row = round_row(entry, Observed(reports, 2.5), spec(), COORDINATOR.peer)
     assert set(row) == CONTRACT | BESIDE
     assert all(set(member) == CONTRACT_MEMBER | BESIDE_MEMBER for member in row["members"])
     assert row["outcome"] == "committed"
-    assert row["failed_attempts"] == [{"attempt": 0, "leader": link.body.leader, "reason": "lost a reducer"}]
+    assert row["failed_attempts"] == [{"attempt": 0, "leader": COORDINATOR.peer, "reason": "lost a reducer"}]
     assert row["seconds"] == {"train": 2.0, "exchange": 0.6, "apply": 0.2}
     assert [member["bytes_sent"] for member in row["members"]] == [10, 11]
     assert [member["batches"] for member in row["members"]] == [[[0, 1]], [[2, 1]]]
@@ -56,7 +56,12 @@ def test_a_row_has_the_contracts_keys() -> None:
 
 
 def idle_of(link: Any, reports: dict[Any, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(reports), spec())
+    row = round_row(
+        Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False),
+        Observed(reports),
+        spec(),
+        COORDINATOR.peer,
+    )
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     return [tuple(member[name] for name in ("idle_s", "worked_s", "idle_share")) for member in row["members"]]
 
@@ -85,11 +90,15 @@ def test_how_many_of_the_last_rounds_were_empty() -> None:
 
 def test_what_is_not_observed_is_null() -> None:
     first, link = two_rounds()
-    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(), spec())
+    row = round_row(
+        Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(), spec(), COORDINATOR.peer
+    )
     assert row["val_loss"] is None
     assert row["seconds"] == {"train": None, "exchange": None, "apply": None}
     assert row["members"][0]["bytes_sent"] is None
-    empty = round_row(Entry(first.commit, first.body, first.after.head, (), 0, 0, False, False), Observed(), spec())
+    empty = round_row(
+        Entry(first.commit, first.body, first.after.head, (), 0, 0, False, False), Observed(), spec(), COORDINATOR.peer
+    )
     assert (empty["outcome"], empty["inner_loss"], empty["delta_norm"]) == ("empty", None, None)
     assert empty["seats"][1] == {"peer": BOB, "batches": [[2, 2]], "batch_scale": 1}
 
@@ -111,7 +120,7 @@ def test_rows_take_observations_from_the_journal(tmp_path: Path) -> None:
         ],
         1.0,
     )  # fmt: skip
-    rows = round_rows(kept, spec())
+    rows = round_rows(kept, spec(), COORDINATOR.peer)
     kept.close()
     assert [row["val_loss"] for row in rows] == [5.0, 5.0, 2.5]  # commit 0 and the empty round hold the same state
     assert [member["bytes_sent"] for member in rows[2]["members"]] == [None, 7]

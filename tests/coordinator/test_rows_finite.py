@@ -49,7 +49,9 @@ def test_a_mean_that_is_no_number_is_null(tmp_path: Path, losses: tuple[float, f
     kept, ledger = journal(tmp_path / "j.sqlite")
     kept.close()
     _, link = chain(ledger, *losses)
-    row = round_row(Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(), spec())
+    row = round_row(
+        Entry(link.commit, link.body, link.after.head, (), 0, 32, False, False), Observed(), spec(), COORDINATOR.peer
+    )
     assert row["inner_loss"] == mean
     assert [member["inner_loss"] for member in row["members"]] == [*losses]
     assert json.loads(line(row)) == row
@@ -66,7 +68,7 @@ def test_no_figure_of_a_row_is_anything_but_finite(tmp_path: Path) -> None:
     }  # fmt: skip
     body = replace(link.body, clip_factor=inf, aggregate_norm=nan)
     entry = Entry(link.commit, body, link.after.head, (), 0, 32, False, False)
-    row = round_row(entry, Observed({ALICE: report}, nan), spec())
+    row = round_row(entry, Observed({ALICE: report}, nan), spec(), COORDINATOR.peer)
     assert json.loads(line(row)) == row
     assert (row["clip_factor"], row["delta_norm"], row["val_loss"]) == (None, None, None)
     assert row["seconds"] == {"train": None, "exchange": None, "apply": 1.0}
@@ -80,7 +82,7 @@ def test_a_chain_with_such_a_round_is_shown_and_served_again(tmp_path: Path) -> 
     async def main() -> None:
         kept, ledger = journal(tmp_path / "j.sqlite")
         writer = Writer(kept, FakeClock())
-        file = LedgerFile(path, round_rows(kept, spec()))
+        file = LedgerFile(path, round_rows(kept, spec(), COORDINATOR.peer))
         bulletin = Bulletin(RUN.peer, COORDINATOR.peer, spec(), kept, file, flushed=writer.flushed, say=lambda _: None)
         follower = bulletin.follow()
         assert follower is not None
@@ -98,7 +100,7 @@ def test_a_chain_with_such_a_round_is_shown_and_served_again(tmp_path: Path) -> 
         assert task.cancelled()
         assert [json.loads(each)["round"] for each in path.read_text().splitlines()] == [0, 1, 2]
         await writer.close()
-        LedgerFile(path, round_rows(kept, spec())).close()  # as at the next start
+        LedgerFile(path, round_rows(kept, spec(), COORDINATOR.peer)).close()  # as at the next start
         kept.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))

@@ -209,6 +209,14 @@ def test_one_process_serves_a_folder_and_the_next_one_takes_its_ports(tmp_path: 
     assert ports() == first
 
 
+def test_a_run_of_another_protocol_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could join it: an old node is told another version by us, a new one by the run's settings."""
+    folder = make_run(tmp_path / "run")
+    monkeypatch.setattr(limits, "PROTOCOL", limits.PROTOCOL + 1)
+    with pytest.raises(StateError, match="made for protocol .* serve it with the version of Barnraise that made it"):
+        asyncio.run(serve(ServeOptions(folder.path, ANY, ANY, ANY), print, print))
+
+
 @pytest.mark.usefixtures("no_observer")
 def test_a_remembered_port_of_the_observer_may_be_taken_for_a_moment(tmp_path: Path) -> None:
     """The observer of a coordinator that was killed is on its way out still."""

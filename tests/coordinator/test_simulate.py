@@ -99,7 +99,7 @@ def test_another_run_is_never_touched(tmp_path: Path, monkeypatch: pytest.Monkey
 def row(number: int, outcome: str = "committed", loss: float | None = 2.0) -> dict[str, Any]:
     member = {"peer": "p", "accepted": True, "bytes_sent": 1000, "tokens": 10}
     return {
-        "round": number, "outcome": outcome, "commit_hash": f"c{number}", "state_digest": f"d{number}",
+        "round": number, "epoch": 0, "outcome": outcome, "commit_hash": f"c{number}", "state_digest": f"d{number}",
         "members": [member], "val_loss": loss, "inner_loss": 3.0, "reason": "nobody",
         "failed_attempts": [], "delta_norm": 1.0, "tokens": 10, "fallback": "", "degraded": "",
         "seconds": {"train": 1.0, "exchange": None, "apply": None},

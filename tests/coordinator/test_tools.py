@@ -60,6 +60,13 @@ def test_what_is_no_document_is_a_fault(body: str, tmp_path: Path, monkeypatch: 
     assert found.exit_code == 1
 
 
+def test_a_tool_that_the_kernel_ends_is_the_machines_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large models: there is no memory left, and the largest process goes."""
+    found, _ = ran("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path, monkeypatch)
+    assert isinstance(found, MachineError)
+    assert "ended by a signal: Killed; free memory" in str(found)
+
+
 def test_cancelling_ends_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "node.py").write_text(
         "import os, sys, time\nprint(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(60)\n"
