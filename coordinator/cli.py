@@ -137,7 +137,10 @@ def status(data: DataOption = HERE, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def ledger(data: DataOption = HERE, as_json: JsonOption = False) -> None:
+def ledger(
+    data: DataOption = HERE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each commit as a JSON document on a line.")] = False,
+) -> None:
     """Show the commits, oldest first; with --json one line each."""
     from rich.console import Console
 
