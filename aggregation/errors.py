@@ -1,5 +1,7 @@
 """What can be wrong with numbers, one class for each question.
 
+RuntimeError
+└── DenormalsError a thread whose floating point would give other numbers than everybody's
 ValueError
 ├── CodecError     bytes that are no canonical frame, or values that no frame can hold
 ├── LayoutError    parameters and a flat vector that do not fit together
@@ -8,6 +10,10 @@ ValueError
 """
 
 from __future__ import annotations
+
+
+class DenormalsError(RuntimeError):
+    """A thread that takes denormals for zero: what it computes is not what others compute. No input is at fault."""
 
 
 class CodecError(ValueError):

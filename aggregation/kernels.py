@@ -6,7 +6,8 @@ another file: numba's cache would not notice a change there.
 
 numba keeps a function's machine code in numbered files and an index of them, and writes the index first. Of two
 processes that compile at the same time one may so read what the other is about to replace: the code of an older source,
-or of another network. So each kernel's files bear a name of their own, made of the source that it was compiled from.
+or of another network, or, where hosts share a home, of another processor, with instructions that this one lacks. So
+each kernel's files bear a name of their own, made of the source and of the processor that it was compiled for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hashlib import blake2s
 from typing import Any
 
 import numba
+from llvmlite import binding
 from numba import njit, types
 
 Kernel = Callable[..., Any]
@@ -54,5 +56,15 @@ def kernel(result: Any, *arguments: Any, variant: str = "") -> Callable[[Kernel]
 @lru_cache(maxsize=64)
 def _stamp(source: str) -> str:
     # This file too: other flags make other code of the same source.
-    text = "".join((numba.__version__, *linecache.getlines(__file__), *linecache.getlines(source)))
+    text = "".join((numba.__version__, _processor(), *linecache.getlines(__file__), *linecache.getlines(source)))
     return blake2s(text.encode(), digest_size=5).hexdigest()
+
+
+def _processor() -> str:
+    """What numba compiles for: this host's processor, unless it was asked for another."""
+    try:
+        features = binding.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM knows no features of this kind of processor
+        features = ""
+    asked = (numba.config.CPU_NAME, numba.config.CPU_FEATURES)
+    return repr((binding.get_process_triple(), binding.get_host_cpu_name(), features, asked))

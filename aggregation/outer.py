@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from aggregation import codec
 from aggregation.codec.frame import as_bytes
 from aggregation.codec.registry import by_name
+from aggregation.denormals import check_denormals
 from aggregation.kernels import F32, F32_IN, F32_OUT, I64, kernel
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ def nesterov(anchor_D: Floats, momentum_D: Floats, delta_D: ArrayLike, *, lr: fl
     """One outer step in place: `delta_D` is anchor minus trained parameters, so the anchor moves where nodes went.
 
     `lr` and `momentum` are rounded to fp32 once. Raises ValueError, and changes nothing, where the arrays are not
-    flat, fp32, equally long and (anchor, momentum) writable, or where lr or momentum is not finite.
+    flat, fp32, equally long and (anchor, momentum) writable, or where lr or momentum is not finite; DenormalsError.
     """
+    check_denormals()
     anchor, buffer = _in_place(anchor_D), _in_place(momentum_D)
     delta = np.require(np.asarray(delta_D), np.float32, ["C", "A"])
     if not anchor.shape == buffer.shape == delta.shape:
@@ -60,8 +62,9 @@ def nesterov_from_frame(
     """One outer step of one chunk with `scale` times the decoded values of an encoded result.
 
     `scale` is the commit's clip factor, rounded to fp32 once. Raises CodecError for a frame that is not canonical or
-    not of the chunk's length, ValueError as `nesterov` does; then nothing has changed.
+    not of the chunk's length, ValueError and DenormalsError as `nesterov` does; then nothing has changed.
     """
+    check_denormals()
     anchor, buffer = _in_place(anchor_P), _in_place(momentum_P)
     if anchor.shape != buffer.shape:
         raise ValueError(f"anchor {anchor.shape} and momentum {buffer.shape} differ in length")

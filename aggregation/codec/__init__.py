@@ -24,6 +24,7 @@ from aggregation.codec.frame import (
     read_header,
 )
 from aggregation.codec.registry import by_id, by_name, feedback_decay, names, result_codec
+from aggregation.denormals import check_denormals
 from aggregation.errors import CodecError
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def check(frame: Buffer, *, codec: str, block: int, n_values: int, scale_cap: fl
 
 def measure(frame: Buffer, *, codec: str, block: int, n_values: int, scale_cap: float = SCALE_CAP) -> float:
     """`check`, and then `squared_norm`, which would check again by itself."""
+    check_denormals()
     found, body = _open_as(frame, codec, block, n_values)
     found.check(body, n_values, block, scale_cap)
     return found.squared_norm(body, n_values, block)
@@ -159,8 +161,9 @@ def squared_norm(frame: Buffer) -> float:
     """‖·‖² in fp64 of a canonical frame's decoded values, the same number on every machine; raises CodecError.
 
     A value is squared in fp64, where the square of an fp32 value is exact, and added to lane (index mod 16) of its
-    block; the sixteen lanes are added in order, then the blocks in order.
+    block; the sixteen lanes are added in order, then the blocks in order. Raises DenormalsError too.
     """
+    check_denormals()
     codec, head, body = _open(frame)
     codec.check(body, head.n_values, head.block, RESULT_SCALE_CAP)
     return codec.squared_norm(body, head.n_values, head.block)

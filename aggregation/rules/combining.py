@@ -13,6 +13,7 @@ from aggregation.chunks import ChunkGrid
 from aggregation.codec.frame import HEADER_BYTES, RESULT_SCALE_CAP, Bytes, as_bytes, pack_header, read_header
 from aggregation.codec.int8 import Int8
 from aggregation.codec.registry import by_name as codec_by_name
+from aggregation.denormals import check_denormals
 from aggregation.errors import CodecError, RuleError
 from aggregation.finite import is_finite
 from aggregation.rules.chain import Chain, Parameters, coordinate_chain, geometric_chain
@@ -61,9 +62,11 @@ def aggregate(
 
     Raises RuleError for an unknown rule or parameter, too few or too many rows for rule and f, weights that are all
     zero or neither zero nor within [2^-32, 2^63), a previous aggregate that is not finite, updates that are no (N, D)
-    array of real numbers, and a result beyond fp32, which rows far beyond what a codec sends can have. The updates are
-    not changed.
+    array of real numbers, and a result beyond fp32: rows far beyond what a codec sends can have one, and of such rows
+    `mean` has one wherever Σ w_i·x_i is beyond it. The updates are not changed. Raises DenormalsError where this
+    thread's floating point is not the IEEE's.
     """
+    check_denormals()
     rule = rule_by_name(name)
     options = checked_parameters(rule, parameters)
     updates = as_updates(updates_ND)
@@ -111,8 +114,9 @@ def combine(
     says that the caller has done that. A row of weight 0 is checked but not there. `previous` is the chunk's last
     result, a frame of the result's codec: a centred rule starts from `previous_scale` (the commit's clip factor, as
     fp32) times its values, without it from the coordinates' median; other rules do not look at it. Raises CodecError
-    for a frame that is not canonical or unlike the others, RuleError for the rest, as `aggregate`.
+    for a frame that is not canonical or unlike the others, RuleError for the rest, as `aggregate`, and DenormalsError.
     """
+    check_denormals()
     rule = rule_by_name(name)
     result_coder = codec_by_name(codecs.result_codec(codec))
     weights, there = as_weights(weights_N, len(frames))

@@ -19,7 +19,12 @@ Floats = NDArray[np.float32]
 
 WEIGHT_MIN = 2.0**-32
 WEIGHT_END = 2.0**63
-"""Between these no sum of what codecs send overflows, and no product loses its places among the denormals."""
+"""Between these no sum of what codecs send overflows.
+
+A product loses places where it falls among the denormals, a product with a weight w at most 2^-150 / w of its value; so
+a mean is off by at most 2^-118 for it, which is far below what int8, int4 and topk tell from zero. From w = 1 on, as
+tokens are counted, it is half the smallest fp32 number, and no more than the mean's own rounding.
+"""
 _WHOLE_NUMBERS = ("iterations", "m")
 
 

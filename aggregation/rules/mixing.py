@@ -1,7 +1,9 @@
 """Applying a mixing: rows become sums of rows over a divisor, each product and each sum rounded to fp32 by itself.
 
 y_m = (Σ_j numerators[m, j]·x_j) / divisors[m] in order of j over the numerators that are not zero. The weighted mean of
-int8 rows is the same sum with the weights as numerators, and is taken from the codes without decoding them first.
+int8 rows is the same sum with the weights as numerators, and is taken from the codes without decoding them first. Where
+a sum overflows, as of rows far beyond what any codec sends, it is taken once more in fp64: a row that a reduction then
+sorts to one end must not be there for its overflow alone.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from aggregation.rules.rows import Int8Rows
 
 Floats = NDArray[np.float32]
+
+_SIGN_OFF = np.int32(0x7FFFFFFF)
+_INF_BITS = np.int32(0x7F800000)
 
 
 def mix(mixings: Sequence[Mixing], rows_KW: Floats) -> Floats:
@@ -81,7 +86,21 @@ def _mix(rows_KW, numerators_MK, divisors_M, out_MW):  # type: ignore[no-untyped
             if first:
                 for p in range(stop - start):
                     out[p] = np.float32(0)
-            elif divisor != np.float32(1):
+            bits = out.view(np.int32)
+            peak = np.int32(0)
+            for p in range(stop - start):
+                peak = max(peak, np.int32(bits[p] & _SIGN_OFF))
+            if peak >= _INF_BITS:
+                for p in range(stop - start):
+                    if abs(out[p]) < np.inf:
+                        out[p] = out[p] / divisor
+                    else:
+                        total = 0.0
+                        for j in range(n_rows):
+                            if numerators_MK[m, j] != np.float32(0):
+                                total += np.float64(numerators_MK[m, j]) * np.float64(rows_KW[j, start + p])
+                        out[p] = np.float32(total / np.float64(divisor))
+            elif not first and divisor != np.float32(1):
                 for p in range(stop - start):
                     out[p] = out[p] / divisor
     return 0

@@ -1,7 +1,8 @@
 """Reductions: N values of each coordinate become one, (N, P) -> (P,), in fp32 and in a pinned order.
 
 Rows are finite; a reduction leaves them as they are. Sums that are clamped to the values summed stay among them
-whatever rounding does, so equal rows give that row to the bit.
+whatever rounding does, so equal rows give that row to the bit. Of a sum that overflows, as of rows far beyond what any
+codec sends, a clamp would make one of the values; those columns are summed once more, in fp64, which holds the sum.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ Floats = NDArray[np.float32]
 _TILE_VALUES = 1 << 17
 """Sorted values that are held at a time: half a mebibyte, so that they stay in the second cache."""
 _TILE_COLUMNS_MAX = 1 << 15
+_SIGN_OFF = np.int32(0x7FFFFFFF)
+_INF_BITS = np.int32(0x7F800000)
 
 
 class Reduction(Protocol):
@@ -116,12 +119,23 @@ def _clamped_mean(kept_KW, out_W):  # type: ignore[no-untyped-def]
             values = kept_KW[k, start:stop]
             for p in range(stop - start):
                 out[p] = out[p] + values[p]
+        peak = np.int32(0)
         for p in range(stop - start):
             value = out[p] / divisor
+            peak = max(peak, np.int32(np.float32(value).view(np.int32) & _SIGN_OFF))
             low = lowest[p]
             high = highest[p]
             value = low if value < low else value
             out[p] = high if high < value else value
+        if peak >= _INF_BITS:
+            for p in range(start, stop):
+                total = kept_KW[0, p]
+                wide = np.float64(total)
+                for k in range(1, n_kept):
+                    total = total + kept_KW[k, p]
+                    wide = wide + np.float64(kept_KW[k, p])
+                if abs(total) == np.inf:
+                    out_W[p] = min(max(np.float32(wide / n_kept), kept_KW[0, p]), kept_KW[n_kept - 1, p])
     return 0
 
 
@@ -161,10 +175,21 @@ def _meamed(sorted_NW, f, out_W):  # type: ignore[no-untyped-def]
                     out[p] = out[p] + value
                 if at == n_kept - 1:
                     high_W[p] = value
+        peak = np.int32(0)
         for p in range(n_columns):
             value = out[p] / divisor
+            peak = max(peak, np.int32(np.float32(value).view(np.int32) & _SIGN_OFF))
             low = low_W[p]
             high = high_W[p]
             value = low if value < low else value
             out[p] = high if high < value else value
+        if peak >= _INF_BITS:
+            for p in range(n_columns):
+                total = low_W[p]
+                wide = np.float64(total)
+                for k in range(moved_W[p] + 1, moved_W[p] + n_kept):
+                    total = total + sorted_NW[k, start + p]
+                    wide = wide + np.float64(sorted_NW[k, start + p])
+                if abs(total) == np.inf:
+                    out[p] = min(max(np.float32(wide / n_kept), low_W[p]), high_W[p])
     return 0

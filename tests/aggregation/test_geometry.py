@@ -288,6 +288,14 @@ def test_distances_of_equal_rows_are_exactly_0_and_none_is_negative() -> None:
     np.testing.assert_allclose(norms(twins.gram(updates)), np.linalg.norm(updates, axis=1))
 
 
+def test_rows_that_differ_by_less_than_their_norms_can_tell_count_as_the_same() -> None:
+    """And no further apart than that: 1e-9 of a norm is nothing, 1e-6 is seen."""
+    for apart, seen in ((1e-9, False), (1e-6, True)):
+        updates = np.array([[1.0, 0.0], [1.0, apart], [1.0, -apart]])
+        assert squared_distances(twins.gram(updates)).any() == seen
+        assert same(geometry.multi_krum(twins.gram(updates), 0), matrix.copies([0], 3)) != seen
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=9))
 def test_the_lower_median_has_half_of_the_weight_below_it(pairs: list[tuple[int, int]]) -> None:
     values, weights = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
+from llvmlite import binding
 from numba.core.caching import IndexDataCacheFile
 
 from aggregation import kernels
@@ -99,6 +101,38 @@ def test_code_is_compiled_once(source: Source, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(IndexDataCacheFile, "_save_data", counted)
     assert [adder(n)(1) for n in (1, 2, 1, 2)] == [2, 3, 2, 3]
     assert len(saved) == 2
+
+
+def other_processor(monkeypatch: pytest.MonkeyPatch, name: str, features: str) -> None:
+    class Features:
+        def flatten(self) -> str:
+            return features
+
+    monkeypatch.setattr(binding, "get_host_cpu_name", lambda: name)
+    monkeypatch.setattr(binding, "get_host_cpu_features", Features)
+    kernels._stamp.cache_clear()
+
+
+def test_hosts_of_other_processors_that_share_a_home_share_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that compiles at the other's moment loads instructions that it lacks."""
+    stamps = {kernels._stamp(kernels.__file__)}
+    for name, features in (("znver1", "+avx2"), ("skylake", "+avx2"), ("skylake", "+avx2,-sgx")):
+        other_processor(monkeypatch, name, features)
+        stamps |= {kernels._stamp(kernels.__file__)}
+    monkeypatch.setattr(numba.config, "CPU_NAME", "x86-64")
+    kernels._stamp.cache_clear()
+    stamps |= {kernels._stamp(kernels.__file__)}
+    assert len(stamps) == 5
+    monkeypatch.undo()
+    kernels._stamp.cache_clear()
+
+
+def test_a_processor_of_which_no_features_are_known_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> None:
+        raise RuntimeError("no host CPU features")
+
+    monkeypatch.setattr(binding, "get_host_cpu_features", unknown)
+    assert binding.get_host_cpu_name() in kernels._processor()
 
 
 def test_each_network_has_files_of_its_own() -> None:

@@ -216,6 +216,48 @@ def test_the_mean_of_equal_rows_is_that_row_whatever_they_weigh(weight: Any) -> 
         np.testing.assert_allclose(rules.aggregate("mean", np.tile(row, (3, 1)), weights_N=weights), row, rtol=3e-7)
 
 
+def test_a_mean_with_tiny_weights_is_off_by_no_more_than_their_products_lose_among_denormals() -> None:
+    """A product is off by half of 2^-149 at the most, so the mean by 2^-150 over the least weight, and its rounding."""
+    row = np.array([1.76e-38, 2.0**-107, 2.0**-118, 3e-40, 2.0**-149, 1.0], FLOATS)
+    for weight in (2.0**-32, 1.3e-9, 0.01, 0.7, 1.0, 3.0, 1e9):
+        exact = row.astype(np.float64)
+        mean = rules.aggregate("mean", np.stack([row] * 3), weights_N=[weight] * 3)
+        assert (np.abs(mean - exact) <= 2.0**-150 / min(weight, 1.0) + 2.0**-150 + exact * 2.0**-21).all()
+    assert rules.aggregate("mean", np.stack([row] * 2), weights_N=[2.0**-32] * 2)[0] == 0  # which is that much off
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed", "default"])
+def test_a_sum_that_overflows_is_no_kept_value(rule: str) -> None:
+    """Clamped to what was summed, infinity would be the largest of it."""
+    for sign in (1, -1):
+        assert rules.aggregate(rule, [[sign * 1e38], [sign * 3e38]]) == [FLOATS(sign * 2e38)]
+        three = rules.aggregate(rule, [[sign * 1e38], [sign * 2e38], [sign * 3e38]])
+        np.testing.assert_allclose(three, [sign * 2e38], rtol=3e-7)
+
+
+@pytest.mark.parametrize("n", [2, 4, 7, 40])
+@pytest.mark.parametrize("n_values", [3, 2500])
+def test_near_the_end_of_fp32_reductions_equal_their_twins_too(n: int, n_values: int) -> None:
+    """Columns of which some overflow at once, some on the way, some not at all, and some that are small."""
+    updates = np.clip(rows(n, n_values), -1.7, 1.7) * FLOATS(2e38)
+    updates[:, ::3] *= FLOATS(2.0**-30)
+    f = (n - 1) // 3
+    assert rules.aggregate("median", updates).tobytes() == twins.median(updates).tobytes()
+    assert rules.aggregate("trimmed_mean", updates, f=f).tobytes() == twins.trimmed_mean(updates, f).tobytes()
+    assert rules.aggregate("meamed", updates, f=f).tobytes() == twins.meamed(updates, f).tobytes()
+
+
+NO_PLAIN_MEAN = [rule for rule in rules.names() if rule not in ("mean", "arc", "nnm", "norm_clip")]
+
+
+@pytest.mark.parametrize("rule", [*NO_PLAIN_MEAN, "nnm+median", "arc+nnm+bulyan", "nnm+default"])
+def test_rows_near_the_end_of_fp32_are_combined_as_smaller_ones_are(rule: str) -> None:
+    """Neither what a clamp nor what a mixing makes of an overflow shows in the result."""
+    updates = np.clip(rows(9, 200, seed=2), -1.7, 1.7) * FLOATS(2e38)
+    small = rules.aggregate(rule, updates * FLOATS(2.0**-40), f=1).astype(np.float64) * 2.0**40
+    np.testing.assert_allclose(rules.aggregate(rule, updates, f=1), small, rtol=1e-6, atol=1e32)
+
+
 @pytest.mark.parametrize("rule", ["mean", "arc", "norm_clip"])
 def test_a_result_that_fp32_cannot_hold_is_said_and_not_given(rule: str) -> None:
     with pytest.raises(RuleError, match=f"{rule} of these rows is beyond"):

@@ -83,6 +83,27 @@ def test_every_rule_equals_its_twin_byte_for_byte(rule: str, n: int, f: int, n_v
         codec.check(result, codec="int8", block=block, n_values=n_values, scale_cap=codec.RESULT_SCALE_CAP)
 
 
+@pytest.mark.parametrize("name", ["int4", "fp32"])
+def test_near_a_tie_another_block_than_that_of_aggregate_may_choose_another_row(name: str) -> None:
+    """Five rows of the same values at other places are equally far apart, but for the order of the sums in lanes."""
+    differs = {64: False, 1024: False}
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        values = (generator.integers(-7, 8, (64, 16)) * 0.1).astype(FLOATS)
+        values[:, 0] = FLOATS(0.7)  # each block's largest, so that int4 sends all of them as they are
+        updates = np.zeros((5, 5 * 1024), FLOATS)
+        for i in range(5):
+            places = values[generator.permutation(64)][:, generator.permutation(16)]
+            updates[i, i * 1024 : (i + 1) * 1024] = places.reshape(-1)
+        for block in differs:
+            frames = encoded(updates, name, block)
+            decoded = np.stack([codec.decode(frame, updates.shape[1]) for frame in frames])
+            result, _ = combined("krum", frames, f=1, codec=name, block=block)
+            whole = rules.aggregate("krum", decoded, f=1)
+            differs[block] |= result != codec.encode(codec.result_codec(name), whole, block=block)
+    assert differs == {64: True, 1024: False}
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_ties_copies_zeros_and_extremes_equal_the_twin_too(data: st.DataObject) -> None:

@@ -81,10 +81,13 @@ def meamed(rows: Floats, f: int) -> Floats:
 
 
 def _clamped_mean(ordered: Floats) -> Floats:
-    total = ordered[0]
-    for row in ordered[1:]:
-        total = total + row
-    clamped: Floats = np.clip(total / np.float32(len(ordered)), ordered[0], ordered[-1])
+    total, wide = ordered[0], ordered[0].astype(np.float64)
+    with np.errstate(over="ignore"):
+        for row in ordered[1:]:
+            total, wide = total + row, wide + row
+    n = np.float32(len(ordered))
+    mean = np.where(np.isfinite(total), total / n, (wide / n).astype(np.float32))
+    clamped: Floats = np.clip(mean, ordered[0], ordered[-1])
     return clamped
 
 

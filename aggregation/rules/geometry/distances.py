@@ -52,7 +52,10 @@ def checked_weights(weights_N: ArrayLike, n: int) -> Doubles:
 
 
 def squared_distances(gram_NN: Doubles) -> Doubles:
-    """D_ij = (G_ii + G_jj) - 2·G_ij, at least 0: exactly 0 between rows that are alike to the bit, and symmetric."""
+    """D_ij = (G_ii + G_jj) - 2·G_ij, at least 0: exactly 0 between rows that are alike to the bit, and symmetric.
+
+    What is below some 2^-52 of the squared norms is lost in their rounding: 0 may also be rows that differ by less.
+    """
     squares = np.diagonal(gram_NN)
     out: Doubles = np.maximum((squares[:, None] + squares[None, :]) - 2.0 * gram_NN, 0.0)
     return out
