@@ -34,7 +34,11 @@ EVERY_S = 60.0
 """So often within a round, and more rarely where writing takes long."""
 SHARE_MOST = 0.05
 """Of the time, at most so much goes into writing them within a round."""
-VERSION = 1
+VERSION = 2
+_VERSION_WITHOUT_SKIPS = 1
+"""Of files that don't say how many batches had been skipped in a row; they are read, and it counts from 0."""
+VALUE_BYTES_MOST = 12
+"""What a checkpoint takes for each parameter at most: it and AdamW's two moments, in fp32."""
 
 _HEAD = struct.Struct("<Q")
 _HEAD_BYTES_MAX = 2**24
@@ -73,6 +77,7 @@ class Position:
     sum_loss: float
     cold_step: int
     batch_scale: int = 1  # batches of a step
+    skipped_in_a_row: int = 0  # the newest of `skipped`
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,7 @@ def _head(position: Position, tensors: Tensors) -> bytes:
             "sum_loss": position.sum_loss.hex(),
             "cold_step": str(position.cold_step),
             "batch_scale": str(position.batch_scale),
+            "skipped_in_a_row": str(position.skipped_in_a_row),
         }
     }
     offset = 0
@@ -316,8 +322,9 @@ def _view(data: NDArray[np.uint8], entry: dict[str, Any]) -> Floats:
 
 
 def _position(meta: Mapping[str, str]) -> Position:
-    if meta["version"] != str(VERSION):
-        raise CheckpointError(f"it is of version {meta['version']}")
+    version = meta["version"]
+    if version not in (str(VERSION), str(_VERSION_WITHOUT_SKIPS)):
+        raise CheckpointError(f"it is of version {version}")
     pairs = json.loads(meta["used"])
     if len(pairs) > _RANGES_MAX:
         raise CheckpointError("it has too many ranges")
@@ -334,6 +341,7 @@ def _position(meta: Mapping[str, str]) -> Position:
         *sums,
         _count(int(meta["cold_step"])),
         _count(int(meta["batch_scale"])),
+        _count(int(meta["skipped_in_a_row"])) if version == str(VERSION) else 0,
     )
 
 

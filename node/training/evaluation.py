@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -11,10 +12,17 @@ from node.training.inner import MICRO_TOKENS
 from node.training.task import Task
 
 
+def _nobody(_: int) -> None:
+    """It is not asked how far it is."""
+
+
 @torch.no_grad()
-def evaluate(task: Task, batches: Batches, *, micro_tokens: int = MICRO_TOKENS) -> tuple[float, int]:
+def evaluate(
+    task: Task, batches: Batches, said: Callable[[int], None] = _nobody, *, micro_tokens: int = MICRO_TOKENS
+) -> tuple[float, int]:
     """(mean loss in nats, predicted tokens) over the validation sequences that the run evaluates.
 
+    `said` is told after each part how many tokens there are by now.
     Raises DataError where they are not there, ArithmeticError where the loss is not finite.
     """
     sums: list[float] = []
@@ -24,6 +32,7 @@ def evaluate(task: Task, batches: Batches, *, micro_tokens: int = MICRO_TOKENS) 
             n_predicted = len(part) * (part.shape[1] - 1)
             sums.append(float(task.loss(part)) * n_predicted)
             n_tokens += n_predicted
+            said(n_tokens)
     loss = math.fsum(sums) / n_tokens
     if not math.isfinite(loss):
         raise ArithmeticError("the validation loss is not finite")

@@ -58,12 +58,10 @@ def write_export(task: CausalLMTask, spec: RunSpec, meta: Meta, to_dir: Path) ->
         for path in fresh.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        if to_dir.exists():
-            to_dir.rename(old)
-        fresh.rename(to_dir)
+        _swap(fresh, to_dir, old)
     finally:
-        for folder in (fresh, old):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def model_card(spec: RunSpec, meta: Meta) -> str:
@@ -127,6 +125,19 @@ def _is_byte_level(spec: RunSpec) -> bool:
 def _cell(value: object) -> str:
     """Text that stays in its line and cell of a Markdown table."""
     return " ".join(str(value).replace("|", "\\|").split())
+
+
+def _swap(fresh: Path, to_dir: Path, old: Path) -> None:
+    """Put a folder in its place; what was there goes to `old`, and comes back where that fails."""
+    was_there = to_dir.exists()
+    if was_there:
+        to_dir.rename(old)
+    try:
+        fresh.rename(to_dir)
+    except BaseException:
+        if was_there:
+            old.rename(to_dir)
+        raise
 
 
 def _may_replace(folder: Path) -> bool:

@@ -22,6 +22,9 @@ MICRO_TOKENS = 2**14
 SKIPS_IN_A_ROW = 5
 """After so many skipped batches it is the parameters that are broken, finite or not, and no longer the data."""
 
+_NORM_MAX = math.sqrt(torch.finfo(torch.float32).max)
+"""Of a gradient as the optimiser sees it: the square of a larger one may overflow in AdamW's moments, for ever."""
+
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of each parameter; the inner SGD keeps nothing."""
 
@@ -34,6 +37,7 @@ class Tally:
     skipped: int = 0  # batches that moved nothing, or whose steps were undone
     sum_lr: float = 0.0
     sum_loss: float = 0.0
+    skipped_in_a_row: int = 0  # since the last step, or since parameters were given up
 
     @property
     def mean_loss(self) -> float:
@@ -45,7 +49,7 @@ class InnerLoop:
     """A task's parameters between two anchors. fp32, on the CPU.
 
     Moments outlive a Load, and `cold_step` counts the steps since they were empty. A batch whose loss or gradient is
-    not finite changes nothing: neither parameters nor moments.
+    not finite, or is too large for moments in fp32, changes nothing: neither parameters nor moments.
     """
 
     def __init__(self, task: Task, inner: InnerSpec, layout: Layout, *, micro_tokens: int = MICRO_TOKENS) -> None:
@@ -59,17 +63,14 @@ class InnerLoop:
         self._parameters = [parameter for _, parameter in self._named]
         self._optimiser = optimiser_of(self._parameters, inner)
         self._anchor: NDArray[np.float32] | None = None
-        self._skipped_in_a_row = 0
 
     def load(self, theta_D: NDArray[np.float32], *, fresh_moments: bool) -> None:
         """Start from this anchor, which is kept (a mapping, not a copy) until the next. Raises LayoutError."""
         load_from(self._named, self._layout, theta_D)
         self._anchor = theta_D
         self.tally = Tally()
-        self._skipped_in_a_row = 0
         if fresh_moments:
-            self._optimiser.state.clear()
-            self.cold_step = 0
+            self._empty_moments()
 
     def amend(self, inner: InnerSpec) -> None:
         """Other settings are in force from the next step on; moments and progress stay."""
@@ -78,9 +79,11 @@ class InnerLoop:
             if group["weight_decay_tuned"]:
                 group["weight_decay"] = inner.weight_decay
 
-    def unload(self) -> None:
+    def unload(self, *, fresh_moments: bool = False) -> None:
         """Forget the anchor: the parameters are about to become something else."""
         self._anchor = None
+        if fresh_moments:
+            self._empty_moments()
 
     @property
     def is_unloaded(self) -> bool:
@@ -92,19 +95,19 @@ class InnerLoop:
         self._required_anchor()
         loss = self._backward(ids_BL)
         norm = _clip(self._parameters, self._inner.clip_norm) if math.isfinite(loss) else math.nan
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if not (math.isfinite(loss) and math.isfinite(norm) and self._clipped(norm) <= _NORM_MAX):
             self._optimiser.zero_grad(set_to_none=True)
             self.tally.skipped += 1
-            self._skipped_in_a_row += 1
-            if self._skipped_in_a_row >= SKIPS_IN_A_ROW or not self._is_finite():
-                self._restore()
+            self.tally.skipped_in_a_row += 1
+            if self.tally.skipped_in_a_row >= SKIPS_IN_A_ROW or not self._is_finite():
+                self.restore()
             return None
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
-        self._skipped_in_a_row = 0
         self.cold_step += 1
+        self.tally.skipped_in_a_row = 0
         self.tally.steps += 1
         self.tally.sum_lr += lr
         self.tally.sum_loss += loss
@@ -116,7 +119,13 @@ class InnerLoop:
         Gradients are looked at before each step, so this takes a step that is too far for fp32.
         """
         if not self._is_finite():
-            self._restore()
+            self.restore()
+
+    def restore(self) -> None:
+        """The last good parameters, which are the anchor's, with empty moments; the steps since then do not count."""
+        skipped = self.tally.skipped + self.tally.steps
+        self.load(self._required_anchor(), fresh_moments=True)
+        self.tally.skipped = skipped
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Parameters and moments as views, by name: what a checkpoint holds. No wrapper of the module is in a name."""
@@ -164,11 +173,13 @@ class InnerLoop:
     def _is_finite(self) -> bool:
         return all(_is_finite(parameter.detach()) for parameter in self._parameters)
 
-    def _restore(self) -> None:
-        """The last good parameters, which are the anchor's, with empty moments; the steps since then do not count."""
-        skipped = self.tally.skipped + self.tally.steps
-        self.load(self._required_anchor(), fresh_moments=True)
-        self.tally.skipped = skipped
+    def _clipped(self, norm: float) -> float:
+        """Of the gradients after clipping, where their norm before it was this."""
+        return min(norm, self._inner.clip_norm) if self._inner.clip_norm else norm
+
+    def _empty_moments(self) -> None:
+        self._optimiser.state.clear()
+        self.cold_step = 0
 
     def _required_anchor(self) -> NDArray[np.float32]:
         if self._anchor is None:

@@ -27,6 +27,9 @@ from protos.messages import Range
 VALUE_BYTES = 4
 STATE_BYTES_PER_VALUE = 16
 """Room for a second copy of θ and momentum, in fp32, is left to the node's state, and as much again."""
+QUICK_BYTES = 2**26
+QUICK_S = 0.1
+"""One that is no larger, and took no longer the last time, is written before others are told what it belongs to."""
 
 
 class Keeper:
@@ -125,6 +128,11 @@ class Keeper:
     def is_due(self, now: float) -> bool:
         """Whether one should be written between two steps."""
         return self.n_unsaved > 0 and now - self._saved_at >= max(EVERY_S, self._save_s / SHARE_MOST)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether writing one holds up nobody, as far as can be told."""
+        return self._bytes_each <= QUICK_BYTES and self._save_s <= QUICK_S
 
     def save(self, position: Position, tensors: Tensors) -> None:
         """Write one, if there is anything new; what goes wrong with the disk is reported and stops nothing."""

@@ -46,7 +46,8 @@ class Start:
 class Load:
     """Replace the parameters by an anchor and forget the progress since the last one. Moments stay unless fresh.
 
-    The file stays mapped until the next Load: it may be replaced or unlinked, but not written to.
+    The file stays mapped until the next Load: it may be replaced or unlinked, but not written to. Where it is gone when
+    this is carried out, so is the round: what is asked for before the next Load is left undone.
     """
 
     theta_path: str
@@ -76,6 +77,7 @@ class Train:
 class Encode:
     """Stop after the current step and write the encoded pseudo-gradient into an area of the right size.
 
+    Declined, and training goes on, where the round is over: after a Train for a later one, or a Load of its own commit.
     With error feedback, what earlier rounds left over is read from the residual, if there is one, and what this round
     leaves over is written into the next one; both are `shared.map_residual` files.
     """
@@ -171,6 +173,22 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluating:
+    """While it evaluates: so far it has come. Says that it is alive."""
+
+    round: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """In place of an Encoded or Evaluated: what was asked for comes too late, and nothing has changed."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """Mean cross entropy for each predicted token of the validation shard, in nats."""
 
@@ -203,7 +221,7 @@ class Failed:
     reason: str
 
 
-Report = Ready | Progress | Written | Encoded | Evaluated | Saved | Remark | Failed
+Report = Ready | Progress | Written | Encoded | Evaluating | Evaluated | Declined | Saved | Remark | Failed
 
 
 class Trainer(Protocol):
@@ -326,7 +344,8 @@ _COMMANDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Start, Load, Train, Encode, Evaluate, Amend, Pause, Resume, Quit)
 }
 _REPORTS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Ready, Progress, Written, Encoded, Evaluated, Saved, Remark, Failed)
+    kind.__name__: kind
+    for kind in (Ready, Progress, Written, Encoded, Evaluating, Evaluated, Declined, Saved, Remark, Failed)
 }
 _READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     name: {field: _READ_BY_TYPE[hint] for field, hint in get_type_hints(kind).items()}

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import IO
 
 import node
+from node.training.checkpoint import VALUE_BYTES_MOST
 from node.training.link import (
     HEADER,
     Command,
     Failed,
     LinkError,
     Quit,
+    Ready,
     Report,
     body_bytes,
     decode_report,
@@ -31,6 +33,10 @@ from node.training.link import (
 
 STDERR = 2
 STOP_GRACE_S = 3.0
+STOP_GRACE_MOST_S = 6.0
+SAVED_BYTES_PER_S = 1e8
+"""Told to quit, it has so long for the step that it is in, and for its checkpoint at so slow a pace, together at most
+so long: a whole node is gone within 10 seconds."""
 
 
 class TrainerProcess:
@@ -49,6 +55,7 @@ class TrainerProcess:
         self._reader: StreamReader | None = None
         self._read_transport: asyncio.BaseTransport | None = None
         self._asked_to_end = False
+        self._grace_s = STOP_GRACE_S
 
     @property
     def pid(self) -> int | None:
@@ -113,16 +120,23 @@ class TrainerProcess:
                 await self.stop()
                 yield Failed(f"the trainer sent what is no report: {error}")
                 return
+            if isinstance(report, Ready):
+                self._grace_s = grace_s(report.n_values)
             yield report
             if isinstance(report, Failed):
                 await self.stop()
                 return
-        returncode = await process.wait()
+        try:
+            async with asyncio.timeout(STOP_GRACE_S):
+                returncode = await process.wait()
+        except TimeoutError:  # it can't be heard any more
+            process.kill()
+            returncode = await process.wait()
         if not self._asked_to_end:
             yield Failed(f"the trainer ended {_how(returncode)}")
 
     async def stop(self) -> None:
-        """Ask it to quit, and kill it where it hasn't after 3 seconds; its memory and pipes are gone afterwards."""
+        """Ask it to quit, and kill it where it hasn't after `grace_s`; its memory and pipes are gone afterwards."""
         process = self._process
         if process is None:
             return
@@ -130,7 +144,7 @@ class TrainerProcess:
         if self._commands is not None:
             self._commands.close()
         try:
-            async with asyncio.timeout(STOP_GRACE_S):
+            async with asyncio.timeout(self._grace_s):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -140,6 +154,11 @@ class TrainerProcess:
                 process.kill()
             if self._read_transport is not None:
                 self._read_transport.close()
+
+
+def grace_s(n_values: int) -> float:
+    """So long a trainer of so many parameters may take from a Quit to its end."""
+    return min(STOP_GRACE_S + VALUE_BYTES_MOST * n_values / SAVED_BYTES_PER_S, STOP_GRACE_MOST_S)
 
 
 def _how(returncode: int) -> str:

@@ -28,6 +28,10 @@ class AreaError(ValueError):
     """A shared file that is not what it should be: says which and how."""
 
 
+class AreaGone(AreaError):
+    """A shared file that is not there."""
+
+
 def create(path: Path, n_bytes: int) -> None:
     """Make a file of exactly so many zero bytes, whatever was there before; its disk space is taken now.
 
@@ -50,7 +54,10 @@ def create(path: Path, n_bytes: int) -> None:
 
 
 def map_vector(path: Path, n_values: int, *, writable: bool = False) -> Floats:
-    """(D,) the values of a file of little-endian fp32, mapped; raises AreaError where its size is another."""
+    """(D,) the values of a file of little-endian fp32, mapped; raises AreaError where its size is another.
+
+    AreaGone where it is not there.
+    """
     values = np.frombuffer(_map(path, 4 * n_values, writable=writable), "<f4")
     return values
 
@@ -117,5 +124,7 @@ def _map(path: Path, n_bytes: int, *, writable: bool) -> Bytes:
         if found != n_bytes:
             raise AreaError(f"{path} has {found} bytes instead of {n_bytes}")
         return np.asarray(np.memmap(path, np.uint8, "r+" if writable else "r"))
+    except FileNotFoundError as error:
+        raise AreaGone(f"{path} can't be mapped: {error.strerror}") from error
     except OSError as error:
         raise AreaError(f"{path} can't be mapped: {error.strerror or error}") from error

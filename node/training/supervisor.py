@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard, TypeVar
 
 from node.session import events as ev
+from node.training.checkpoint import VALUE_BYTES_MOST
 from node.training.link import (
     Amend,
+    Declined,
     Encode,
     Encoded,
     Evaluate,
     Evaluated,
+    Evaluating,
     Failed,
     Load,
     Pause,
@@ -29,6 +33,8 @@ from node.training.link import (
 )
 from protos.messages import Range
 
+Answer = TypeVar("Answer")
+
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 30.0
 FAILURES_MAX = 5
@@ -37,7 +43,10 @@ PATIENCE_S = 60.0
 PATIENCE_STEPS = 10.0
 PATIENCE_BYTES_PER_S = 1e8
 """A trainer that owes a report may be silent for so long, for so many of its steps, and for writing its contribution
-at so slow a pace; beyond it, it hangs."""
+and a checkpoint at so slow a pace; beyond it, it hangs."""
+START_PATIENCE_S = 300.0
+"""So long one may take until its model is built and measured."""
+_PATIENCE_VALUE_BYTES = 4 + VALUE_BYTES_MOST
 
 
 class TrainerGivenUp(Exception):
@@ -59,6 +68,7 @@ class Supervisor:
         say: takes what a contributor would want to read.
         step_tokens: tokens of one inner step.
         patience_s: the least time for which one that owes a report may be silent.
+        start_patience_s: the time that a fresh one has to be ready.
     """
 
     def __init__(
@@ -71,18 +81,21 @@ class Supervisor:
         say: Callable[[str], None],
         step_tokens: int,
         patience_s: float = PATIENCE_S,
+        start_patience_s: float = START_PATIENCE_S,
     ) -> None:
         self._trainer, self._start, self._layout_digest = trainer, start, layout_digest
         self._post, self._say = post, say
         self._step_tokens, self._least_patience_s = step_tokens, patience_s
-        self._patience_s = patience_s
-        self._trains: int | None = None  # the round, until it is loaded with another anchor
+        self._patience_s, self._start_patience_s = patience_s, start_patience_s
+        self._trains: int | None = None  # the round, until it is loaded with another anchor or encodes
+        self._has_steps = False  # of that round
         self._owes = asyncio.Event()  # it has work of which it should report
         self._heard = asyncio.Event()
         self._hung = ""
         self._encodes = -1  # the round of `_encoding`
         self._encoding: asyncio.Future[Encoded | None] | None = None
         self._written: Callable[[int], None] = _nobody
+        self._evaluates = -1  # the round of `_evaluating`
         self._evaluating: asyncio.Future[Evaluated | None] | None = None
         self._n_failures = 0
         self._up = asyncio.Event()
@@ -104,7 +117,7 @@ class Supervisor:
                 reason = await self._once()
                 self._up.clear()
                 self._owes.clear()
-                self._trains = None
+                self._trains, self._has_steps = None, False
                 self._drop_waiters()
                 self._n_failures += 1
                 self.n_restarts += 1
@@ -120,43 +133,48 @@ class Supervisor:
             await self._trainer.stop()
 
     def load(self, theta_path: Path, round_: int, nominal_step: int, fresh_moments: bool, anchor: bytes = b"") -> None:
-        self._trains = None
+        self._trains, self._has_steps = None, False
         self._trainer.send(Load(str(theta_path), round_, nominal_step, fresh_moments, anchor.hex()))
-        self._settle(False)
+        self._settle()
 
     def train(self, round_: int, ranges: tuple[Range, ...], h: int, batch_scale: int = 1) -> None:
-        self._trains = round_
+        self._trains, self._has_steps = round_, True
         self._trainer.send(Train(round_, ranges, h, batch_scale=batch_scale))
-        self._settle(True)
+        self._settle()
 
     def amend(self) -> None:
-        """The file of the RunSpec that it started with holds another revision now."""
-        if self._up.is_set():
-            self._trainer.send(Amend(self._start.spec_path))
+        """The file of the RunSpec that it started with holds another revision now.
+
+        One that is still starting may have read it before; this follows its Start.
+        """
+        self._trainer.send(Amend(self._start.spec_path))
 
     def pause(self, paused: bool) -> None:
         self._trainer.send(Pause() if paused else Resume())
 
     async def encode(self, command: Encode, written: Callable[[int], None]) -> Encoded | None:
-        """Stop after the current step and encode; None if the trainer died over it, or before.
+        """Stop after the current step and encode; None if the trainer died over it, or before, or declined.
 
         `written` is told in between how many chunks lie in the area already.
         """
         if not self._up.is_set():
             return None
-        if self._encoding is not None and not self._encoding.done():
+        if _is_open(self._encoding):
             self._encoding.set_result(None)  # of an earlier round: nobody needs it any more
         self._encodes, self._encoding = command.round, asyncio.get_running_loop().create_future()
         self._written = written
+        if self._trains is not None and command.round >= self._trains:
+            self._trains, self._has_steps = None, False
         self._trainer.send(command)
-        self._settle(True)
+        self._settle()
         return await self._encoding
 
     async def evaluate(self, round_: int, theta_path: Path) -> Evaluated | None:
-        """Validation loss of a state; None if the trainer died over it."""
+        """Validation loss of a state; None if the trainer died over it, or declined."""
         await self._up.wait()
-        self._evaluating = asyncio.get_running_loop().create_future()
+        self._evaluates, self._evaluating = round_, asyncio.get_running_loop().create_future()
         self._trainer.send(Evaluate(round_, str(theta_path)))
+        self._settle()
         return await self._evaluating
 
     async def _once(self) -> str:
@@ -167,6 +185,7 @@ class Supervisor:
             return f"it can't be started: {error}"
         self._trainer.send(self._start)
         self._hung = ""
+        self._settle()
         watching = asyncio.create_task(self._watch(), name="trainer watch")
         try:
             async for report in self._trainer.reports():
@@ -182,22 +201,25 @@ class Supervisor:
     async def _watch(self) -> None:
         """End a trainer that owes a report and says nothing. It is given two halves of the time: when this whole
         machine slept, the first is over before either side could do anything."""
-        n_silent = 0
+        n_silent, patience_s = 0, 0.0
         while n_silent < 2:
             await self._owes.wait()
             self._heard.clear()
+            patience_s = self._patience_s if self._up.is_set() else self._start_patience_s
             try:
-                async with asyncio.timeout(self._patience_s / 2):
+                async with asyncio.timeout(patience_s / 2):
                     await self._heard.wait()
                 n_silent = 0
             except TimeoutError:
                 n_silent = n_silent + 1 if self._owes.is_set() else 0
-        self._hung = f"it hangs: it said nothing for {self._patience_s:.0f} s in the middle of its work"
+        when = "in the middle of its work" if self._up.is_set() else "while it was starting"
+        self._hung = f"it hangs: it said nothing for {patience_s:.0f} s {when}"
         await self._trainer.stop()
 
-    def _settle(self, owes: bool) -> None:
-        """Whether a report is due now."""
-        if owes or (self._encoding is not None and not self._encoding.done()):
+    def _settle(self) -> None:
+        """Whether a report is due now: that it is ready, or of what it was asked for."""
+        asked = _is_open(self._encoding) or _is_open(self._evaluating)
+        if asked or self._has_steps or not self._up.is_set():
             self._owes.set()
         else:
             self._owes.clear()
@@ -211,34 +233,44 @@ class Supervisor:
                     raise LayoutMismatch(f"the model as built here has layout {layout_digest[:12]}, the run's {wanted}")
                 self.tokens_per_s, self.peak_flops = tokens_per_s, peak_flops
                 steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
-                self._patience_s = self._least_patience_s + steps_s + 4 * n_values / PATIENCE_BYTES_PER_S
+                writing_s = _PATIENCE_VALUE_BYTES * n_values / PATIENCE_BYTES_PER_S
+                self._patience_s = self._least_patience_s + steps_s + writing_s
                 self._up.set()
+                self._settle()
                 self._post(ev.TrainerUp(moments_round, tokens_per_s))
             case Progress():
                 if report.round == self._trains:
-                    self._settle(report.step < report.n_steps and not report.paused)
+                    self._has_steps = report.step < report.n_steps and not report.paused
+                    self._settle()
                 self._post(
                     ev.Progressed(
                         report.round, report.step, report.tokens, report.loss, report.tokens_per_s, report.time_left_s
                     )
                 )
             case Written(round_, n_chunks):
-                if self._encoding is not None and not self._encoding.done() and round_ == self._encodes:
+                if _is_open(self._encoding) and round_ == self._encodes:
                     self._written(n_chunks)
             case Encoded():
                 self._n_failures = 0
-                if self._encoding is not None and not self._encoding.done() and report.round == self._encodes:
+                if _is_open(self._encoding) and report.round == self._encodes:
                     self._encoding.set_result(report)
-                    self._settle(False)
+                    self._settle()
             case Evaluated():
                 self._n_failures = 0
-                if self._evaluating is not None and not self._evaluating.done():
+                if _is_open(self._evaluating):
                     self._evaluating.set_result(report)
+                    self._settle()
+            case Declined(round_):
+                if _is_open(self._encoding) and round_ == self._encodes:
+                    self._encoding.set_result(None)
+                if _is_open(self._evaluating) and round_ == self._evaluates:
+                    self._evaluating.set_result(None)
+                self._settle()
             case Saved():
                 self._saved(report)
             case Remark(text):
                 self._say(text)
-            case Failed():
+            case Evaluating() | Failed():
                 pass
 
     def _saved(self, report: Saved) -> None:
@@ -254,9 +286,15 @@ class Supervisor:
 
     def _drop_waiters(self) -> None:
         self._written = _nobody
-        for waiter in (self._encoding, self._evaluating):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        if _is_open(self._encoding):
+            self._encoding.set_result(None)
+        if _is_open(self._evaluating):
+            self._evaluating.set_result(None)
+
+
+def _is_open(waiter: asyncio.Future[Answer] | None) -> TypeGuard[asyncio.Future[Answer]]:
+    """Whether somebody waits for an answer that isn't there yet."""
+    return waiter is not None and not waiter.done()
 
 
 def _nobody(_: int) -> None:

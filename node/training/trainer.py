@@ -1,8 +1,8 @@
 """The trainer process: `python -m node.training.trainer --in FD --out FD --parent PID`, started by the agent only.
 
 It ends when the agent does: the kernel kills it (Linux), and everywhere the command pipe closes, which a thread of its
-own watches for while a step runs. SIGINT, SIGTERM and SIGHUP, which a terminal or a service manager sends to all
-processes at once, are the agent's to decide about.
+own watches for while a step runs, until the agent has told it to quit. SIGINT, SIGTERM and SIGHUP, which a terminal or
+a service manager sends to all processes at once, are the agent's to decide about.
 """
 
 from __future__ import annotations
@@ -14,10 +14,21 @@ import sys
 import time
 import traceback
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import BinaryIO
 
-from node.training.link import HEADER, Command, Failed, LinkError, Report, Start, body_bytes, decode_command, encode
+from node.training.link import (
+    HEADER,
+    Command,
+    Failed,
+    LinkError,
+    Quit,
+    Report,
+    Start,
+    body_bytes,
+    decode_command,
+    encode,
+)
 
 _PR_SET_PDEATHSIG = 1
 _REASON_CHARS = 1000
@@ -40,7 +51,8 @@ def serve(commands_fd: int, reports_out: BinaryIO) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     commands: SimpleQueue[Command] = SimpleQueue()
-    Thread(target=_read, args=(commands_fd, commands), daemon=True).start()
+    started = Event()
+    Thread(target=_read, args=(commands_fd, commands, started), daemon=True).start()
 
     def report(message: Report) -> None:
         reports_out.write(encode(message))
@@ -58,6 +70,7 @@ def serve(commands_fd: int, reports_out: BinaryIO) -> int:
             torch.set_num_threads(max(1, first.threads))
         trainer = loop.TrainerLoop(model.build_task, report, time.monotonic)
         if trainer.handle(first):
+            started.set()
             loop.run(trainer, commands)
     except BrokenPipeError:
         return 1
@@ -69,14 +82,24 @@ def serve(commands_fd: int, reports_out: BinaryIO) -> int:
     return 0
 
 
-def _read(commands_fd: int, commands: SimpleQueue[Command]) -> None:
+def _read(commands_fd: int, commands: SimpleQueue[Command], started: Event) -> None:
     """Hand commands over as they come; when the pipe closes the agent is gone, and so are we.
+
+    After a Quit it closes as well, and what is going on is ended in order: a step, and then a checkpoint. While the
+    trainer is starting there is nothing to keep, and it ends at once.
 
     By descriptor: a buffered file would hold its lock while it waits, and nobody could end the process in the meantime.
     """
     try:
         while header := _exactly(commands_fd, HEADER.size):
-            commands.put(decode_command(_exactly(commands_fd, body_bytes(header))))
+            command = decode_command(_exactly(commands_fd, body_bytes(header)))
+            if not isinstance(command, Quit):
+                commands.put(command)
+                continue
+            if not started.is_set():
+                os._exit(0)
+            commands.put(command)
+            return
     except (LinkError, OSError) as error:
         print(f"the command pipe broke: {error}", file=sys.stderr)
     os._exit(1)

@@ -35,7 +35,7 @@ from node.training.checkpoint import (
 from protos.messages import Range
 
 BELONGS = Belonging("run", "ab" * 32, "cd" * 32)
-POSITION = Position(BELONGS, "ef" * 32, 5, (Range(10, 4), Range(30, 2)), 5, 1, 0.1, 12.5, 25)
+POSITION = Position(BELONGS, "ef" * 32, 5, (Range(10, 4), Range(30, 2)), 4, 2, 0.1, 12.5, 25, 1, 2)
 RNG = np.random.default_rng(1)
 TENSORS = {
     "parameter/a": RNG.standard_normal((3, 5)).astype(np.float32),
@@ -236,8 +236,10 @@ def wrong_tensor(document: dict[str, Any], **entry: Any) -> None:
         lambda document: wrong_tensor(document, data_offsets=[60, 0]),
         lambda document: wrong_tensor(document, data_offsets=[10**9, 10**9 + 60]),
         lambda document: wrong_tensor(document, data_offsets=[0]),
-        lambda document: document["__metadata__"].update(version="2"),
+        lambda document: document["__metadata__"].update(version="3"),
         lambda document: document["__metadata__"].update(round="-1"),
+        lambda document: document["__metadata__"].update(skipped_in_a_row="-1"),
+        lambda document: document["__metadata__"].pop("skipped_in_a_row"),
         lambda document: document["__metadata__"].update(round="1" * 5000),
         lambda document: document["__metadata__"].update(sum_lr="nan"),
         lambda document: document["__metadata__"].update(used="[[1]]"),
@@ -246,15 +248,30 @@ def wrong_tensor(document: dict[str, Any], **entry: Any) -> None:
     ],
 )
 def test_a_header_that_lies_is_a_checkpoint_error(tmp_path: Path, change: Any) -> None:
-    Checkpoints(tmp_path).save(POSITION, TENSORS)
-    (path,) = files(tmp_path)
+    with pytest.raises(CheckpointError):
+        _read(changed(tmp_path, change))
+
+
+def test_one_of_the_version_before_is_read_with_nothing_skipped_in_a_row(tmp_path: Path) -> None:
+    def older(document: dict[str, Any]) -> None:
+        document["__metadata__"]["version"] = "1"
+        del document["__metadata__"]["skipped_in_a_row"]
+
+    found = _read(changed(tmp_path, older))
+    assert found.position == replace(POSITION, skipped_in_a_row=0)
+    assert np.array_equal(found.tensors["parameter/a"], TENSORS["parameter/a"])
+
+
+def changed(folder: Path, change: Any) -> Path:
+    """A checkpoint whose header is another."""
+    Checkpoints(folder).save(POSITION, TENSORS)
+    (path,) = files(folder)
     raw = path.read_bytes()
     (n_head,) = struct.unpack("<Q", raw[:8])
     document = json.loads(raw[8 : 8 + n_head])
     change(document)
     head = json.dumps(document).encode()
-    with pytest.raises(CheckpointError):
-        _read(named_by_hash(tmp_path, struct.pack("<Q", len(head)) + head + raw[8 + n_head :]))
+    return named_by_hash(folder, struct.pack("<Q", len(head)) + head + raw[8 + n_head :])
 
 
 def test_training_goes_on_only_in_the_very_same_work() -> None:

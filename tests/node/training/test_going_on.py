@@ -23,6 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 def trained(bench: Bench, *trains: Train, encode_between: bool = False, turns: int = 10**6) -> Bench:
     bench.load(nominal_step=4)
     for number, train in enumerate(trains):
+        bench.round = train.round
         bench.loop.handle(train)
         left = turns if number < len(trains) - 1 else 10**6
         while left and bench.loop.has_work:

@@ -126,6 +126,17 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(
     assert loop.tally.sum_lr == pytest.approx(0.04)
 
 
+@pytest.mark.parametrize("clip_norm", [0.0, 1e30])
+def test_a_gradient_whose_square_would_stay_in_the_moments_for_ever_is_skipped(clip_norm: float) -> None:
+    inner = ADAMW.model_copy(update={"clip_norm": clip_norm})
+    loop = started(inner, task=Poisoned(lambda step, loss: loss * (1e22 if step == 2 else 1.0)))
+    without = started(inner)
+    found = [loop.step(batch(seed), 0.01) for seed in range(5)]
+    assert found == [without.step(batch(seed), 0.01) if seed != 2 else None for seed in range(5)]
+    np.testing.assert_array_equal(delta(loop), delta(without))
+    assert loop.tally.skipped == 1
+
+
 def test_parameters_that_ran_away_go_back_to_the_anchor() -> None:
     loop = started(SGD)
     loop.step(batch(0), 0.1)

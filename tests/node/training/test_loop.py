@@ -7,29 +7,35 @@ from queue import SimpleQueue
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from aggregation import codec
 from aggregation.codec import feedback
+from node.training import loop
 from node.training.link import (
     Command,
+    Declined,
     Encode,
     Encoded,
     Evaluate,
     Evaluated,
+    Evaluating,
     Load,
     Pause,
     Progress,
     Quit,
     Ready,
+    Remark,
     Report,
     Resume,
     Start,
     Train,
     Written,
 )
-from node.training.loop import TrainerLoop, count, prefix, run
-from node.training.shared import RESIDUAL_HEAD_BYTES, CodesArea, create, map_residual
+from node.training.loop import TrainerLoop, run
+from node.training.shared import RESIDUAL_HEAD_BYTES, AreaError, CodesArea, create, map_residual
+from node.training.work import count, prefix
 from protos.messages import Range
 from protos.runspec import RunSpec
 from tests.fakes.tiny import TinyRun, TinyTask, tiny_run
@@ -52,13 +58,15 @@ class Bench:
     def __init__(self, made: TinyRun, build: Callable[[RunSpec], TinyTask] = TinyTask.of) -> None:
         self.run = made
         self.reports: list[Report] = []
+        self.round = 1
         self.loop = TrainerLoop(build, self.reports.append, Clock())
         self.loop.handle(Start(str(made.spec_path), str(made.data_dir), 1))
 
     def load(self, *, nominal_step: int = 0, fresh: bool = True) -> None:
-        self.loop.handle(Load(str(self.run.theta_path), 1, nominal_step, fresh))
+        self.loop.handle(Load(str(self.run.theta_path), 0, nominal_step, fresh))
 
     def train(self, *ranges: Range, round_: int = 1, h: int = 10, first_k: int = 0, turns: int = 10**6) -> None:
+        self.round = round_
         self.loop.handle(Train(round_, ranges, h, first_k))
         while turns and self.loop.has_work:
             self.loop.turn()
@@ -69,7 +77,7 @@ class Bench:
         spec = self.run.spec.codec
         path = self.run.folder / "codes.0"
         CodesArea.create(path, self.run.grid, spec.name, spec.block)
-        self.loop.handle(Encode(1, str(path), *("" if each is None else str(each) for each in paths)))
+        self.loop.handle(Encode(self.round, str(path), *("" if each is None else str(each) for each in paths)))
         encoded = self.reports[-1]
         assert isinstance(encoded, Encoded)
         return encoded
@@ -190,8 +198,79 @@ def test_a_pause_holds_and_evaluate_ends_the_training(bench: Bench) -> None:
     bench.loop.handle(Evaluate(1, str(bench.run.theta_path)))
     assert not bench.loop.has_work
     bench.loop.handle(Train(1, (Range(0, 2),), 10))
-    with pytest.raises(RuntimeError, match="no anchor"):
-        bench.loop.turn()
+    assert not bench.loop.has_work
+
+
+def test_an_evaluation_says_that_it_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.loop.handle(Evaluate(3, str(bench.run.theta_path)))
+    last = bench.reports[-1]
+    assert isinstance(last, Evaluated)
+    assert last.n_tokens == 20 * 10
+    monkeypatch.setattr(loop, "PROGRESS_S", 0.05)  # each of the five batches takes longer by this clock
+    bench.loop.handle(Evaluate(4, str(bench.run.theta_path)))
+    found = [report for report in bench.reports if isinstance(report, Evaluating) and report.round == 4]
+    assert found == [Evaluating(4, 40 * n) for n in range(1, 6)]
+
+
+def test_an_anchor_that_is_gone_is_said_and_waited_over(made: TinyRun, bench: Bench, tmp_path: Path) -> None:
+    """The state was replaced while the trainer was at a step: the next Load is on its way."""
+    bench.load()
+    bench.train(Range(0, 3))
+    before = len(bench.progress)
+    gone = tmp_path / "generation.1" / "theta.bin"
+    assert bench.loop.handle(Load(str(gone), 1, 10, False))
+    (remark,) = [report for report in bench.reports if isinstance(report, Remark)]
+    assert "round 1" in remark.text
+    bench.train(Range(20, 3), round_=2)
+    assert len(bench.progress) == before
+    assert bench.loop.handle(Encode(2, str(tmp_path / "codes.0")))
+    assert bench.reports[-1] == Declined(2, "no anchor is loaded")
+    bench.loop.handle(Load(str(made.theta_path), 2, 20, False))
+    bench.train(Range(40, 3), round_=3)
+    encoded = bench.encode()
+    assert (encoded.round, encoded.steps, encoded.used) == (3, 3, (Range(40, 3),))
+
+
+def test_an_anchor_of_another_size_is_an_error(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "theta.bin").write_bytes(b"short")
+    with pytest.raises(AreaError, match="5 bytes"):
+        bench.loop.handle(Load(str(tmp_path / "theta.bin"), 1, 10, False))
+
+
+def test_a_gone_anchor_with_fresh_moments_leaves_none(made: TinyRun, bench: Bench, tmp_path: Path) -> None:
+    bench.load()
+    bench.train(Range(0, 15))
+    bench.loop.handle(Load(str(tmp_path / "gone"), 9, 10, True))
+    bench.loop.handle(Load(str(made.theta_path), 10, 1000, False))
+    bench.train(Range(0, 1), round_=11)
+    assert bench.encode().sum_lr == pytest.approx(0.001)  # the first of the ramp
+
+
+def test_a_state_that_is_gone_is_not_evaluated(bench: Bench, tmp_path: Path) -> None:
+    bench.load()
+    bench.train(Range(0, 2))
+    assert bench.loop.handle(Evaluate(1, str(tmp_path / "gone")))
+    last = bench.reports[-1]
+    assert isinstance(last, Declined)
+    assert (last.round, "No such file" in last.reason) == (1, True)
+    assert bench.encode().steps == 2
+
+
+def test_a_late_encode_ends_no_later_rounds_training(bench: Bench, tmp_path: Path) -> None:
+    bench.load()
+    bench.train(Range(0, 3))
+    bench.loop.handle(Load(str(bench.run.theta_path), 1, 10, False))
+    bench.loop.handle(Encode(1, str(tmp_path / "codes.0")))
+    assert bench.reports[-1] == Declined(1, "round 2 has begun")
+    bench.train(Range(20, 5), round_=2, turns=2)
+    bench.loop.handle(Encode(1, str(tmp_path / "codes.0")))
+    assert bench.reports[-1] == Declined(1, "round 2 has begun")
+    bench.train(Range(20, 5), round_=2)
+    assert bench.encode().used == (Range(20, 5),)
+    bench.train(Range(20, 7), round_=3, turns=0)  # an empty round: the same anchor
+    bench.loop.handle(Encode(2, str(tmp_path / "codes.0")))
+    assert bench.reports[-1] == Declined(2, "round 3 has begun")
+    assert bench.loop.has_work
 
 
 def test_a_state_without_a_finite_loss_has_no_figure_and_ends_no_trainer(bench: Bench, tmp_path: Path) -> None:
@@ -326,6 +405,37 @@ def test_a_residual_that_rotted_costs_what_its_chunk_held_and_no_more(
     bench.encode(first, second)
     assert bench.frames() == [plain[0], *fed[1:]]
     assert np.isfinite(map_residual(second, n_values)).all()
+
+
+@pytest.mark.parametrize("far", [1e13, 3e38])
+@pytest.mark.parametrize("name", CODECS)
+def test_steps_that_went_too_far_for_the_codec_do_not_count(
+    learnt: dict[str, Bench], tmp_path: Path, name: str, far: float
+) -> None:
+    """Finite, and beyond what any codec holds: in the second chunk, when the first one has been read."""
+    bench = Bench(learnt[name].run)
+    grid = bench.run.grid
+    paths: tuple[Path | None, ...] = ()
+    if codec.feedback_decay(name) is not None:
+        first, second = (residual(tmp_path, each, grid.n_values) for each in ("first", "second"))
+        map_residual(first, grid.n_values, writable=True)[:] = 0.001
+        paths = (first, second)
+    bench.load()
+    bench.train(Range(0, 4))
+    work = bench.loop._work
+    assert work is not None
+    with torch.no_grad():
+        bias = work._task.parameters()[-1][1]
+        bias[0] = far
+    encoded = bench.encode(*paths)
+    assert (encoded.steps, encoded.used, encoded.tokens, encoded.skipped_steps) == (0, (), 0, 4)
+    (remark,) = [report for report in bench.reports if isinstance(report, Remark)]
+    assert "round 1 went too far" in remark.text
+    assert np.isfinite(bench.decoded_D()).all(), "reducers would take these frames"
+    bench.train(Range(20, 2), round_=2)
+    again = bench.encode(*paths)
+    assert (again.steps, again.used) == (2, (Range(0, 4), Range(20, 2)))
+    assert np.abs(bench.decoded_D()).max() < 1.0
 
 
 def codec_frame(name: str, delta_D: NDArray[np.float32], left: Path, bounds: tuple[int, int]) -> bytearray:

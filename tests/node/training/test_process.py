@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.training.link import Failed, Load, Pause, Progress, Ready, Report, Start, Train
+from node.training import process
+from node.training.checkpoint import Checkpoints
+from node.training.link import Failed, Load, Pause, Progress, Ready, Report, Saved, Start, Train
 from node.training.process import TrainerProcess
 from protos.messages import Range
 from tests.fakes.llama import llama_run
@@ -99,6 +101,60 @@ def test_while_it_is_paused_it_takes_no_processor_time(tmp_path: Path) -> None:
             await trainer.stop()
 
     asyncio.run(main())
+
+
+def test_told_to_stop_in_the_middle_it_leaves_a_checkpoint(tmp_path: Path) -> None:
+    made = llama_run(tmp_path)
+    trainer = TrainerProcess()
+
+    async def main() -> None:
+        async with asyncio.timeout(100):
+            await trainer.start()
+            process, reports = trainer._process, trainer.reports()
+            trainer.send(
+                Start(str(made.spec_path), str(made.data_dir), 1, run="run", checkpoints=str(tmp_path / "checkpoints"))
+            )
+            assert isinstance(await anext(reports), Ready)
+            trainer.send(Load(str(made.theta_path), 0, 0, True, anchor="aa"))
+            trainer.send(Train(1, (Range(0, 100_000),), 100_000))
+            while not (isinstance(report := await anext(reports), Progress) and report.step > 0):
+                pass
+            await trainer.stop()
+            assert process is not None
+            assert process.returncode == 0
+            assert [report async for report in reports if not isinstance(report, Progress | Saved)] == []
+
+    asyncio.run(main())
+    found, remarks = Checkpoints(tmp_path / "checkpoints").newest("run", made.spec.model.layout_digest)
+    assert remarks == []
+    assert found is not None
+    assert found.position.steps > 0
+
+
+def test_one_that_nobody_hears_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mute = tmp_path / "python"
+    mute.write_text(f"#!{sys.executable} -IS\nimport os, signal, sys\nos.close(int(sys.argv[6]))\nsignal.pause()\n")
+    mute.chmod(0o700)
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.05)
+    trainer = TrainerProcess(python=str(mute))
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await trainer.start()
+            assert [report async for report in trainer.reports()] == [Failed("the trainer ended by SIGKILL")]
+            assert trainer.pid is None
+            await trainer.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("n_values", "seconds"), [(0, 3.0), (10**6, pytest.approx(3.12)), (10**7, pytest.approx(4.2)), (10**9, 6.0)]
+)
+def test_a_larger_model_has_more_time_to_write_and_a_whole_node_is_gone_in_ten_seconds(
+    n_values: int, seconds: float
+) -> None:
+    assert process.grace_s(n_values) == seconds
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a stranger's process by its descriptor")

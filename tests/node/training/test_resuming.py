@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from node.training import keeping
+from node.training.batches import Batches
 from node.training.checkpoint import RealDisk
 from node.training.link import Encode, Encoded, Load, Progress, Quit, Ready, Remark, Report, Saved, Start, Train
 from node.training.loop import TrainerLoop
@@ -174,6 +178,100 @@ def test_killed_after_it_has_encoded_it_encodes_the_same_again(
     same(onwards, onwards.finish(3), whole[3])
 
 
+def test_killed_when_it_has_told_it_keeps_the_moments_that_it_told_of(
+    made: TinyRun, tmp_path: Path, whole: dict[int, tuple[bytes, Encoded]]
+) -> None:
+    stopped = Process(made, tmp_path)
+    stopped.begin(1)
+    stopped.finish(1)
+    stopped.begin(2)
+
+    class Killed(Exception):
+        pass
+
+    def report(message: Report) -> None:
+        if isinstance(message, Encoded):
+            raise Killed
+
+    stopped.loop._report = report
+    with pytest.raises(Killed):
+        stopped.finish(2)
+    process = Process(made, tmp_path)
+    assert process.ready.moments_round == 2
+    process.begin(3)  # the round was committed with what it had told
+    same(process, process.finish(3), whole[3])
+
+
+@pytest.mark.parametrize("slow", ["large", "long"])
+def test_where_writing_takes_its_time_nobody_waits_for_it(
+    made: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    process = Process(made, tmp_path)
+    if slow == "large":
+        monkeypatch.setattr(keeping, "QUICK_BYTES", 100)
+    else:
+        write = RealDisk.write
+
+        def writes(disk: RealDisk, path: Path, parts: Iterable[memoryview]) -> None:
+            process.clock += 0.2
+            write(disk, path, parts)
+
+        monkeypatch.setattr(RealDisk, "write", writes)
+    for round_ in (1, 2):
+        process.begin(round_)
+        process.finish(round_)
+    kinds = [type(report) for report in process.reports if isinstance(report, Encoded | Saved)]
+    assert kinds[-2:] == [Encoded, Saved]
+    assert kinds[:2] == ([Encoded, Saved] if slow == "large" else [Saved, Encoded])
+
+
+def test_it_goes_on_over_batches_that_are_skipped(
+    made: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fifth in a row gives up the steps before, wherever another process has taken over."""
+    batches = Batches(made.spec, made.data_dir)
+    bad = {torch.from_numpy(batches.batch(index)).numpy().tobytes() for index in range(1, 7)}
+    loss = TinyTask.loss
+    monkeypatch.setattr(
+        TinyTask, "loss",
+        lambda task, ids_BL: loss(task, ids_BL) * (np.nan if ids_BL.numpy().tobytes() in bad else 1.0),
+    )  # fmt: skip
+    seat = (Range(0, 9),)
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = Process(made, tmp_path / "undisturbed")
+    undisturbed.begin(1, seat=seat)
+    wanted = undisturbed.finish(1), undisturbed.encoded
+    assert (wanted[1].steps, wanted[1].skipped_steps) == (2, 7)
+    for step in range(1, 9):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        stopped = Process(made, folder)
+        stopped.begin(1, seat=seat)
+        stopped.steps(step)
+        stopped.leave()
+        process = Process(made, folder)
+        process.begin(1, seat=seat)
+        assert process.first_step == step
+        same(process, process.finish(1), wanted)
+        assert process.encoded.skipped_steps == wanted[1].skipped_steps
+
+
+def test_a_training_without_an_anchor_waits_for_it(
+    made: TinyRun, tmp_path: Path, whole: dict[int, tuple[bytes, Encoded]]
+) -> None:
+    """The Load went to the process before; what that one left is still there for the next Load."""
+    stopped = Process(made, tmp_path)
+    stopped.begin(1)
+    stopped.steps(4)
+    stopped.leave()
+    process = Process(made, tmp_path)
+    process.loop.handle(Train(1, SEATS[1], H))
+    assert not process.loop.has_work
+    process.begin(1)
+    assert process.first_step == 4
+    same(process, process.finish(1), whole[1])
+
+
 def test_within_a_long_round_one_is_written_now_and_then(
     made: TinyRun, tmp_path: Path, whole: dict[int, tuple[bytes, Encoded]]
 ) -> None:
@@ -280,13 +378,13 @@ def test_a_full_disk_is_said_and_training_goes_on(
         patch.setattr(RealDisk, "write", full)
         process.begin(2)
         same(process, process.finish(2), whole[2])
-    last = process.reports[-1]
+    last = process.of(Saved)[-1]
     assert isinstance(last, Saved)
     assert (last.round, last.step) == (2, H)
     assert last.problem.startswith("No space left on device: ")
     process.begin(3)
     same(process, process.finish(3), whole[3])
-    assert process.reports[-1] == Saved(3, H, 0.0)
+    assert process.of(Saved)[-1] == Saved(3, H, 0.0)
 
 
 def test_an_agent_that_wants_none_gets_none(made: TinyRun, tmp_path: Path) -> None:

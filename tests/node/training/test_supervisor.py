@@ -9,7 +9,22 @@ from pathlib import Path
 import pytest
 
 from node.session import events as ev
-from node.training.link import Command, Encode, Encoded, Progress, Ready, Remark, Report, Saved, Start, Written
+from node.training.link import (
+    Amend,
+    Command,
+    Declined,
+    Encode,
+    Encoded,
+    Evaluated,
+    Evaluating,
+    Progress,
+    Ready,
+    Remark,
+    Report,
+    Saved,
+    Start,
+    Written,
+)
 from node.training.supervisor import LayoutMismatch, Supervisor
 from protos.messages import Range
 
@@ -25,15 +40,22 @@ class Puppet:
         self.commands: list[Command] = []
         self.n_starts = self.moments_round = 0
         self.layout = LAYOUT
+        self.starts_slowly = False
+        self.told = asyncio.Event()
         self._reports: asyncio.Queue[Report | None] = asyncio.Queue()
 
     async def start(self) -> None:
         self.n_starts += 1
         self._reports = asyncio.Queue()
+        if not self.starts_slowly:
+            self.is_ready()
+
+    def is_ready(self) -> None:
         self.says(Ready(0, self.layout, 0.0, self.moments_round))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
+        self.told.set()
 
     def says(self, report: Report) -> None:
         self._reports.put_nowait(report)
@@ -64,7 +86,7 @@ class Watched:
         self.events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self.supervisor = Supervisor(
             self.puppet, Start("spec", "data", 1), LAYOUT, post=self.events.put_nowait, say=self.said.append,
-            step_tokens=10, patience_s=PATIENCE_S,
+            step_tokens=10, patience_s=PATIENCE_S, start_patience_s=PATIENCE_S,
         )  # fmt: skip
 
     async def until(self, kind: type[ev.Event]) -> ev.Event:
@@ -123,6 +145,101 @@ def test_a_trainer_that_hangs_is_ended_and_said() -> None:
         assert watched.supervisor.last_end == down.reason
         async with asyncio.timeout(5):
             assert await encoding is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_one_that_hangs_before_it_is_ready_is_ended_and_said() -> None:
+    async def main() -> None:
+        watched = Watched()
+        watched.puppet.starts_slowly = True
+        running = asyncio.create_task(watched.supervisor.run())
+        down = await watched.until(ev.TrainerDown)
+        assert isinstance(down, ev.TrainerDown)
+        assert "while it was starting" in down.reason
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_one_that_hangs_in_an_evaluation_is_ended_and_one_that_is_slow_is_not() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        slow = asyncio.create_task(watched.supervisor.evaluate(1, Path("theta")))
+        for n_tokens in range(1, 9):
+            await asyncio.wait((slow,), timeout=PATIENCE_S / 4)
+            watched.puppet.says(Evaluating(1, n_tokens))
+        watched.puppet.says(Evaluated(1, 2.5, 9))
+        async with asyncio.timeout(5):
+            assert await slow == Evaluated(1, 2.5, 9)
+        await asyncio.wait((running,), timeout=3 * PATIENCE_S)
+        assert watched.puppet.n_starts == 1
+        hanging = asyncio.create_task(watched.supervisor.evaluate(2, Path("theta")))
+        down = await watched.until(ev.TrainerDown)
+        assert isinstance(down, ev.TrainerDown)
+        assert "hangs" in down.reason
+        async with asyncio.timeout(5):
+            assert await hanging is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_the_patience_is_for_a_models_codes_and_its_checkpoint() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        watched.puppet.says(Ready(10**9, LAYOUT, 2.0))
+        await watched.until(ev.TrainerUp)
+        # Ten steps of ten tokens, and 16 bytes for each parameter at 100 MB/s.
+        assert watched.supervisor._patience_s == pytest.approx(PATIENCE_S + 50.0 + 160.0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_one_that_is_still_starting_hears_that_the_run_was_amended() -> None:
+    async def main() -> None:
+        watched = Watched()
+        watched.puppet.starts_slowly = True
+        running = asyncio.create_task(watched.supervisor.run())
+        async with asyncio.timeout(5):
+            await watched.puppet.told.wait()
+        watched.supervisor.amend()
+        assert watched.puppet.commands == [Start("spec", "data", 1), Amend("spec")]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_what_is_declined_is_not_waited_for_and_ends_nothing_else() -> None:
+    async def main() -> None:
+        watched = Watched()
+        running = asyncio.create_task(watched.supervisor.run())
+        await watched.until(ev.TrainerUp)
+        watched.supervisor.train(2, RANGES, 4)
+        late = asyncio.create_task(watched.supervisor.encode(Encode(1, "codes"), lambda _: None))
+        await asyncio.sleep(0)
+        watched.puppet.says(Declined(1, "round 2 has begun"))
+        async with asyncio.timeout(5):
+            assert await late is None
+        gone = asyncio.create_task(watched.supervisor.evaluate(1, Path("theta")))
+        await asyncio.sleep(0)
+        watched.puppet.says(Declined(1, "it is gone"))
+        async with asyncio.timeout(5):
+            assert await gone is None
+        down = await watched.until(ev.TrainerDown)  # round 2 is trained, and nothing is heard of it
+        assert isinstance(down, ev.TrainerDown)
+        assert "hangs" in down.reason
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
