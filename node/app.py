@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
@@ -19,16 +18,15 @@ from node.admission import Admission, admit
 from node.clock import RunClock
 from node.config import NodeOptions
 from node.display import Display
-from node.driver import Driver, Stopped
+from node.driver import Stopped
 from node.ending import error_of, until_stopped
 from node.files import writing
 from node.folder import open_folder
 from node.member import Member
 from node.network import connect
 from node.outside import MACHINE, Outside
-from node.parent import ORPHANED
 from node.record import advertised_hosts
-from node.session import events as ev
+from node.signals import Signals
 from protos.signing import Identity
 
 TOKEN_FILE = "observer-token"
@@ -36,14 +34,13 @@ TOKEN_FILE = "observer-token"
 
 async def join(options: NodeOptions, outside: Outside = MACHINE) -> str:
     """Take part until told to leave; the last line to say. Raises NodeError with the contract's exit code."""
+    signals = None
     if outside.owns_process:
         descriptors.raise_limit()
+        signals = Signals()
     async with AsyncExitStack() as stack:
-        await asyncio.to_thread(identities.make_folder, options.data)
-        lock = await asyncio.to_thread(identities.FolderLock, options.data)
-        stack.callback(lock.release)
-        node = _Node(options, outside, stack)
-        stopped = await node.run()
+        node = _Node(options, outside, stack, signals)
+        stopped = await (node.run() if signals is None else signals.run(node.run()))
     if stopped.code == 0:
         return stopped.reason
     raise error_of(stopped)
@@ -71,20 +68,34 @@ def _open_log(path: Path) -> IO[bytes]:
         return path.open("ab")
 
 
+async def _compiled() -> None:
+    """The rules' networks in numba's cache: a hit as a rule, else seconds, which no round should wait for.
+
+    In a thread of its own, which needs nothing of this node: who is told to go doesn't wait for it.
+    """
+    compiler = ThreadPoolExecutor(1, thread_name_prefix="compiler")
+    try:
+        await asyncio.get_running_loop().run_in_executor(compiler, compile_networks)
+    finally:
+        compiler.shutdown(wait=False)
+
+
 class _Node:
     """One node of one run, from admission to leaving."""
 
-    def __init__(self, options: NodeOptions, outside: Outside, stack: AsyncExitStack) -> None:
-        self._options, self._outside, self._stack = options, outside, stack
+    def __init__(self, options: NodeOptions, outside: Outside, stack: AsyncExitStack, signals: Signals | None) -> None:
+        self._options, self._outside, self._stack, self._signals = options, outside, stack, signals
         self._clock = RunClock(outside.seconds)
-        self._asked_to_stop = False
         self._display: Display | None = None
 
     async def run(self) -> Stopped:
         options = self._options
+        await asyncio.to_thread(identities.make_folder, options.data)
+        lock = await asyncio.to_thread(identities.FolderLock, options.data)
+        self._stack.callback(lock.release)
         identity = await asyncio.to_thread(identities.load_or_make, options.data, self._say)
         self._say(f"this node is {identity.peer}; its key and state are in {options.data}")
-        await asyncio.to_thread(compile_networks)  # a cache hit as a rule; else seconds, which no round should wait for
+        await _compiled()
         admission = await self._admitted(identity)
         self._admission, self._identity = admission, identity
         if admission.run_offset_s is not None:
@@ -154,11 +165,12 @@ class _Node:
             say=self._say,
         )
         self._display = display = Display(member.view, self._outside.seconds)
+        if self._signals is not None:
+            self._signals.leaves_by(member.driver.post)
         await member.start(stack)
         tasks = member.tasks()
         if self._outside.owns_process:
             memory.settle()
-            self._on_signals(member.driver)
             tasks.append(display.run())
         return await until_stopped(member.driver, tasks)
 
@@ -172,20 +184,3 @@ class _Node:
         else:
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
-
-    def _on_signals(self, driver: Driver) -> None:
-        """The first SIGINT or SIGTERM leaves cleanly, the second one ends the process at once."""
-        loop = asyncio.get_running_loop()
-
-        def signalled() -> None:
-            if self._asked_to_stop:
-                os._exit(130)
-            self._asked_to_stop = True
-            driver.post(ev.LeaveAsked("left on a signal"))
-
-        def orphaned() -> None:
-            driver.post(ev.LeaveAsked("the program that started this node is gone", keeps_seat=True))
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, signalled)
-        loop.add_signal_handler(ORPHANED, orphaned)

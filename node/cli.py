@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Optional
 
 import typer
@@ -19,7 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong between nodes
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else each thread spins for its siblings, whoever needs the core
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the RunSpec has all that a model needs
 
-from node.errors import NODE_JS_EXIT_CODE, ConfigError, NodeError
+from node.errors import NODE_JS_EXIT_CODE, ConfigError, MachineError, NodeError
 
 app = typer.Typer(
     name="node",
@@ -31,6 +35,8 @@ app = typer.Typer(
 )
 identity_app = typer.Typer(help="The contributor's key.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(identity_app, name="identity")
+
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3}(,[0-9]{1,3})*)?")
 
 Data = Annotated[Optional[Path], typer.Option("--data", help="This node's folder: key, state, data.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
@@ -124,7 +130,7 @@ def join(
 
         return run_node(options, clocks_off_by(clock_offset))
 
-    print(_run(begin, verbose, parent_pid), file=sys.stderr)
+    print(_run_node(begin, verbose, parent_pid), file=sys.stderr)
 
 
 @app.command(hidden=True)
@@ -157,7 +163,7 @@ def observe(
         )
         return run_node(options)
 
-    print(_run(begin, verbose, parent_pid), file=sys.stderr)
+    print(_run_node(begin, verbose, parent_pid), file=sys.stderr)
 
 
 @app.command()
@@ -288,8 +294,60 @@ def _place(error: BaseException) -> str:
 
 
 def _check_device(device: str) -> None:
-    if device not in ("auto", "cpu"):
-        raise ConfigError(f"--device {device} is not supported yet", "use --device cpu, or leave it out")
+    if device in ("auto", "cpu"):
+        return
+    if _DEVICE.fullmatch(device) is None:
+        raise ConfigError(f"--device {device} is no device", "use auto, cpu, mps, cuda or cuda:0,1, or leave it out")
+    raise MachineError(
+        f"--device {device}: this version trains on the CPU alone", "use --device cpu, or leave the option out"
+    )
+
+
+class _AskedEarly(BaseException):
+    """Told to go while the program is still being loaded, which takes seconds."""
+
+
+@contextlib.contextmanager
+def _leaves_on_signals() -> Iterator[list[int]]:
+    """Until the node has handlers of its own: the first of its owner's signals raises, the second one ends at once.
+
+    Gives those that came: a module that is being loaded may catch whatever is raised.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def told(number: int, _frame: FrameType | None) -> None:
+        if came:
+            os._exit(130)
+        came.append(number)
+        raise _AskedEarly
+
+    owners = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, told) for each in owners}
+    try:
+        yield came
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler if handler is not None else signal.SIG_DFL)
+
+
+def _run_node(begin: Any, verbose: bool, parent_pid: int) -> Any:
+    """As `_run`, for what is to leave cleanly when it is told to, at any time."""
+    try:
+        with _leaves_on_signals() as came:
+
+            def unless_told() -> Any:
+                coroutine = begin()
+                if came:
+                    coroutine.close()
+                    raise _AskedEarly
+                return coroutine
+
+            return _run(unless_told, verbose, parent_pid)
+    except _AskedEarly:
+        return "left on a signal, before this node took part"
 
 
 def _run(begin: Any, verbose: bool, parent_pid: int = 0) -> Any:

@@ -20,6 +20,7 @@ from node.encoding import Contribution, Reading, make_area
 from node.errors import NodeError
 from node.exchanging import Exchanging
 from node.fetching import Fetcher
+from node.folder import ROWS_PREFIX
 from node.journal import Journal
 from node.keeping import Keeper
 from node.leading import Leading
@@ -94,6 +95,7 @@ class Driver:
         self._fault: BaseException | None = None
         self._contribution: Contribution | None = None
         self._sealing: asyncio.Task[None] | None = None
+        self._preparing = asyncio.Lock()  # of the files that encoding goes into: one round's at a time
         self._stopped: Stopped | None = None
         self._exchange_bytes = (0, 0)
         self._began_s: dict[str, float] = {}
@@ -222,11 +224,16 @@ class Driver:
         parts = self._parts
         path = parts.work / "codes.0"
         try:
-            await asyncio.to_thread(make_area, path, parts.spec)
-            feedback = await asyncio.to_thread(parts.residuals.begin, held)
-            reading = Reading(path, parts.spec, parts.pool, parts.stages)
+            async with self._preparing:
+                await asyncio.to_thread(make_area, path, parts.spec)
+                feedback = await asyncio.to_thread(parts.residuals.begin, held)
+                reading = Reading(path, parts.spec, parts.pool, parts.stages)
         except (NodeError, OSError, ValueError) as error:
             self.post(ev.EncodeFailed(round_, str(error)))
+            return
+        if parts.store.current is not held:  # the trainer has been told of the next round: it would stop that one
+            reading.stop()
+            self.post(ev.EncodeFailed(round_, "its commit came first"))
             return
         paths = (feedback.residual, feedback.next) if feedback else ("", "")
         encoded = await trainer.encode(Encode(round_, str(path), *paths), reading.written)
@@ -289,7 +296,7 @@ class Driver:
             codes=contribution.area if contribution else None,
             code_paths=contribution.paths if contribution else (),
             results=results,
-            work=parts.work / f"rows.{plan_hash.hex()[:16]}",
+            work=parts.work / f"{ROWS_PREFIX}{plan_hash.hex()[:16]}",
             pool=parts.pool,
             peers=parts.peers,
             where=where,

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from node.driver import Driver, Stopped
-from node.errors import LocalStateError, MachineError, NodeError, Refused
+from node.errors import LeaderAway, LocalStateError, MachineError, NodeError, Refused
 from node.training.supervisor import LayoutMismatch, TrainerGivenUp
 
 
@@ -30,6 +30,8 @@ async def until_stopped(driver: Driver, works: Sequence[Coroutine[Any, Any, None
 def error_of(stopped: Stopped) -> NodeError:
     """The error of a node that stopped with another code than 0."""
     match stopped.code:
+        case 4:
+            return LeaderAway(stopped.reason, "join again with the same --data once it is back")
         case 5:
             return Refused(stopped.reason, "ask the run's operator")
         case 6:

@@ -6,6 +6,7 @@ NodeError              1   a fault of ours
 │   ├── PortTaken          another program listens there
 │   └── DiskFull           too little room for what is needed
 ├── Unreachable        4   nobody could be reached; worth retrying
+├── LeaderAway         4   who leads the run has been away for too long
 ├── Refused            5   the run refused us; retrying won't help
 └── LocalStateError    6   local state is damaged or in use by another process
 """
@@ -66,6 +67,10 @@ class Unreachable(NodeError):
     def __init__(self, what: str, tried: Sequence[str], remedy: str = "check the network, and try again later") -> None:
         super().__init__(f"{what} could not be reached ({'; '.join(tried) or 'no address is known'})", remedy)
         self.tried = tuple(tried)
+
+
+class LeaderAway(NodeError):
+    exit_code = 4
 
 
 class Refused(NodeError):

@@ -29,6 +29,11 @@ from protos import hashes, wire
 from protos.messages import Commit, PeerId
 from protos.runspec import RunSpec
 
+ROWS_PREFIX, EVALUATED_PREFIX = "rows.", "evaluate."
+"""What the names of two kinds of files in the work folder begin with: an attempt's received rows, a state's θ."""
+_LEFT = (f"{ROWS_PREFIX}*", f"{EVALUATED_PREFIX}*", "*.new")
+"""What only a process that was cut off leaves there: nobody takes it up again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -70,7 +75,7 @@ async def open_folder(
     seconds: Callable[[], float],
     say: Callable[[str], None],
 ) -> Folder:
-    """Open it, put right what a crash left, and have the stack close it.
+    """Open it, put right what a crash left, and have the stack close it. Whoever calls has the folder's lock.
 
     Args:
         spec: as admission gave it.
@@ -81,6 +86,8 @@ async def open_folder(
     """
     work = options.data / "work"
     await asyncio.to_thread(_make, work)
+    for problem in await asyncio.to_thread(_clear, work):
+        say(problem)
     grid = policy.grid(spec)
     store = StateStore(options.data / "state", grid, pool, seconds=seconds)
     for problem in await asyncio.to_thread(store.open):
@@ -130,6 +137,17 @@ async def open_folder(
 def _make(work: Path) -> None:
     with writing(work.parent, "the folder of the trainer", 4096):
         work.mkdir(exist_ok=True)
+
+
+def _clear(work: Path) -> list[str]:
+    """Remove what a crash left; what can't be removed, which stops nobody."""
+    problems: list[str] = []
+    for path in sorted({path for pattern in _LEFT for path in work.glob(pattern)}):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            problems.append(f"{path} is needed no more and can't be removed: {error.strerror or error}")
+    return problems
 
 
 def _write_spec(path: Path, spec: RunSpec) -> None:

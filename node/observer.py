@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.folder import EVALUATED_PREFIX
 from node.generations import NO_LINKS
 from node.state import StateStore
 from node.training.supervisor import Supervisor
@@ -54,6 +55,7 @@ class Evaluator:
         self._spec, self._store, self._trainer, self._work = spec, store, trainer, work
         self._report, self._say = report, say
         self._pending: list[_Pending] = []
+        self._running: _Pending | None = None
         self._changed = asyncio.Event()
         self._last: Evaluation | None = None
 
@@ -67,19 +69,22 @@ class Evaluator:
         every = self._spec.evaluation.every_rounds
         if held is None or not every or held.ledger.round % every:
             return
-        if any(waiting.digest == held.digest and waiting.round == held.ledger.round for waiting in self._pending):
+        epoch, round_, digest = held.ledger.epoch, held.ledger.round, held.digest
+        known = [(each.epoch, each.round, each.digest) for each in (*self._pending, self._running) if each is not None]
+        if (epoch, round_, digest) in known:
             return
-        theta = self._work / f"evaluate.{held.ledger.round}"
+        # Another state of this round, before a rollback or of another branch, may wait still.
+        theta = self._work / f"{EVALUATED_PREFIX}{epoch}-{round_}-{digest.hex()[:16]}"
         source = None
         try:
             theta.unlink(missing_ok=True)
             os.link(held.theta, theta)
         except OSError as error:
             if error.errno not in NO_LINKS:
-                self._pass_over(held.ledger.round, error)
+                self._pass_over(round_, error)
                 return
             source = held.theta
-        self._pending.append(_Pending(held.ledger.epoch, held.ledger.round, held.digest, theta, source))
+        self._pending.append(_Pending(epoch, round_, digest, theta, source))
         while len(self._pending) > PENDING_MAX:
             with suppress(OSError):
                 self._pending.pop(0).theta.unlink(missing_ok=True)
@@ -96,10 +101,11 @@ class Evaluator:
             await self._changed.wait()
             self._changed.clear()
             while self._pending:
-                pending = self._pending.pop(0)
+                pending = self._running = self._pending.pop(0)
                 try:
                     await self._evaluate(pending)
                 finally:
+                    self._running = None
                     with suppress(OSError):  # of no use to anybody, and in nobody's way
                         pending.theta.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -45,15 +46,19 @@ class ResultsArea:
             end += -(-n_bytes // _ALIGN) * _ALIGN
         with writing(folder, "results", end):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = _open(folder / FRAMES, end)
-            self._index = _open(folder / INDEX, HASH_BYTES * len(frame_bytes))
-            self._map = mmap.mmap(self._file, end, prot=mmap.PROT_READ)
+            with ExitStack() as opened:  # closed again where one of them can't be had
+                self._file = _open(folder / FRAMES, end)
+                opened.callback(os.close, self._file)
+                self._index = _open(folder / INDEX, HASH_BYTES * len(frame_bytes))
+                opened.callback(os.close, self._index)
+                self._map = mmap.mmap(self._file, end, prot=mmap.PROT_READ)
+                index = os.pread(self._index, HASH_BYTES * len(frame_bytes), 0)
+                opened.pop_all()
         self._writing = Lock()
         self._closed = False
         self._chunks: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
         self._checked: dict[int, None] = {}
-        index = os.pread(self._index, HASH_BYTES * len(frame_bytes), 0)
         for chunk in range(len(frame_bytes)):
             hash_ = index[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]
             if hash_ != ZERO_HASH:

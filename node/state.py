@@ -1,6 +1,6 @@
 """The committed state on disk: verified at start, stepped chunk by chunk beside itself, switched by one rename.
 
-    state/CURRENT                   name of the generation that counts
+    state/CURRENT                   name of the generation that counts; CURRENT.next: of the one that a switch leads to
     state/<round>-<head8>/          theta.bin momentum.bin commit.bin ledger.json
     state/candidate-<body hash>/    the state that a body leads to, until it is committed
     state/frozen-<round>-<head8>/   the frozen snapshot
@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOMENTUM", "THETA", "Held", "Place", "StateStore"]
 
-CURRENT, INCOMING, CANDIDATE = "CURRENT", "incoming", "candidate-"
+CURRENT, NEXT, INCOMING, CANDIDATE = "CURRENT", "CURRENT.next", "incoming", "candidate-"
 KEPT = 2
 CANDIDATES = 3
 """Proposals of one round whose next state may stand beside the current one; the oldest gives way."""
@@ -110,6 +111,10 @@ class StateStore:
         frozen = self._snapshots.served
         return frozen[0].held if frozen else None
 
+    def books(self) -> dict[bytes, Ledger]:
+        """The books of all kept states by their heads: what the run could go back to from here."""
+        return {served.held.head: served.held.ledger for served in (*self._held, *self._snapshots.served)}
+
     @property
     def incoming(self) -> Path:
         """Where a fetched state's chunks gather before `adopt`."""
@@ -149,23 +154,26 @@ class StateStore:
     # -- start -----------------------------------------------------------------------------------------------------
 
     def open(self) -> list[str]:
-        """Find the newest generation that is whole and consistent, and drop left-overs; says what was wrong.
+        """Find the generation that counts, drop left-overs, and say what was wrong.
 
-        A generation counts if its ledger is the one that its body names and its vectors have its commit's digest.
+        It is the one to which a switch was cut off, if the switch came that far, or else the one that CURRENT names,
+        whatever the numbers of others: a branch that was given up may have gone further. Without those it is the newest
+        that is whole and consistent: its ledger is the one that its body names, its vectors have its commit's digest.
         Raises DiskFull or MachineError.
         """
         with self._changing, writing(self.folder, "the state", self.state_bytes):
             problems = [why for left in self.folder.glob(f"{CANDIDATE}*") if (why := drop_folder(left))]
             held = self._read_all(self._generations(), "", problems)
-            named = self._named()
-            held.sort(key=lambda one: (one.number, one.folder.name == named), reverse=True)
+            switched, named = self._named(NEXT), self._named(CURRENT)
+            held.sort(key=lambda one: (one.folder.name == switched, one.folder.name == named, one.number), reverse=True)
             self._snapshots.open(self._read_all(self._snapshots.folders(), FROZEN, problems, known=held))
             if not held and (frozen := self.frozen) is not None:
                 held = [self._snapshots.link(frozen, frozen.folder.name.removeprefix(FROZEN))]
                 problems.append(f"going on from the snapshot after round {frozen.ledger.round}")
             if held and named != held[0].folder.name:
-                self._name(held[0].folder.name)
-            self._keep(tuple(held[:KEPT]))
+                replace_file(self.folder / CURRENT, held[0].folder.name.encode())
+            (self.folder / NEXT).unlink(missing_ok=True)
+            self._keep(_kept(held))
             return problems
 
     def _read_all(
@@ -189,14 +197,11 @@ class StateStore:
     def _generations(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if path.is_dir() and GENERATION.fullmatch(path.name)]
 
-    def _named(self) -> str:
+    def _named(self, file: str) -> str:
         try:
-            return (self.folder / CURRENT).read_text("ascii").strip()
+            return (self.folder / file).read_text("ascii").strip()
         except (OSError, UnicodeDecodeError):
             return ""
-
-    def _name(self, generation: str) -> None:
-        replace_file(self.folder / CURRENT, generation.encode())
 
     # -- change ----------------------------------------------------------------------------------------------------
 
@@ -395,20 +400,21 @@ class StateStore:
         generation = self.folder / name_of(ledger.round, head)
         self._with_room(lambda: self._complete(folder, generation, commit, ledger))
         held = Held(generation, commit, ledger.at(head, commit.digest), *hashes)
-        # One that would be taken for newer at the next start is of a branch that was given up.
-        others = (served.held for served in self._held if served.held.number < held.number)
-        self._keep((held, *others)[:KEPT])
+        self._keep(_kept([held, *(served.held for served in self._held)]))
         return held
 
     def _complete(self, folder: Path, generation: Path, commit: Commit, ledger: Ledger) -> None:
+        """The folder's renaming is the switch: the word of what it leads to is on disk before, and then only moved."""
         with writing(self.folder, "the state", self.state_bytes):
             if folder.exists() or not generation.exists():  # else a try before this one came as far as the renaming
                 replace_file(folder / COMMIT, wire.encode(commit))
                 replace_file(folder / LEDGER, ledger.to_bytes())
-                remove_folder(generation)  # of a crash between the two renames
+                replace_file(self.folder / NEXT, generation.name.encode())
+                remove_folder(generation)  # of a state that was dropped, and could not be removed
                 folder.rename(generation)
+            with suppress(FileNotFoundError):  # that try came further
+                (self.folder / NEXT).replace(self.folder / CURRENT)
             sync_folder(self.folder)
-            self._name(generation.name)
 
     def _keep(self, held: tuple[Held, ...]) -> None:
         """Serve these generations; others leave the disk."""
@@ -421,3 +427,9 @@ class StateStore:
         for folder in self._generations():
             if folder not in (one.folder for one in held):
                 self._drop(folder)
+
+
+def _kept(held: list[Held]) -> tuple[Held, ...]:
+    """Which of these stay beside the first one, which counts. One that is newer is of a branch that was given up: it
+    would be taken for the newest where CURRENT is lost."""
+    return (*held[:1], *(one for one in held[1:] if one.number < held[0].number))[:KEPT]

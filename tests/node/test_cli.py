@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import pytest
 
 from node import cli, control
 from node.control import ControlServer
-from node.identity import load_or_make, make_folder
+from node.identity import FolderLock, load_or_make, make_folder
 from protos.signing import Identity
 
 RUN = Identity.from_private_bytes(bytes(32)).peer
@@ -105,6 +108,9 @@ def test_help_is_no_error(terminal: Terminal) -> None:
         (("join", "https://example.org"), "barnraise://"),
         (("join", INVITE.replace(RUN, "nobody")), "copy the whole line"),
         (("join", INVITE, "--device", "abacus"), "--device abacus"),
+        (("join", INVITE, "--device", "cuda:"), "--device cuda:"),
+        (("join", INVITE, "--device", "cuda:0,"), "--device cuda:0,"),
+        (("join", INVITE, "--device", "mps:0"), "--device mps:0"),
         (("join", INVITE, "--threads", "-1"), "--threads -1"),
         (("join", INVITE, "--rounds", "0"), "--rounds 0"),
         (("join", INVITE, "--listen", "everywhere"), "--listen everywhere"),
@@ -119,6 +125,17 @@ def test_wrong_words_are_exit_code_2_and_are_named(terminal: Terminal, words: tu
     assert named in said.last_line
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:0", "cuda:0,1", "cuda:2,13"])
+def test_a_device_that_this_version_has_no_use_for_is_exit_code_3(
+    terminal: Terminal, tmp_path: Path, device: str
+) -> None:
+    said = terminal.node("join", INVITE, "--data", tmp_path / "node", "--device", device)
+    assert said.code == 3
+    assert f"--device {device}:" in said.last_line
+    assert "--device cpu" in said.last_line
+    assert not (tmp_path / "node").exists()
 
 
 def test_an_unreachable_coordinator_is_exit_code_4(terminal: Terminal, tmp_path: Path) -> None:
@@ -152,6 +169,69 @@ def test_a_fault_of_ours_is_exit_code_1(terminal: Terminal, tmp_path: Path, monk
     assert "a fault of ours: ZeroDivisionError('status')" in said.last_line
     assert "in node/test_cli.py:" in said.last_line
     assert "-v" in said.last_line
+
+
+# -- told to go before it takes part -----------------------------------------------------------------------------
+
+
+OWNERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", OWNERS)
+def test_told_to_go_while_it_waits_for_the_coordinator_it_leaves(
+    terminal: Terminal, tmp_path: Path, number: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def tell() -> None:
+            calling, _ = silent.accept()
+            with calling:
+                os.kill(os.getpid(), number)
+                calling.recv(1 << 16)
+                while calling.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        said = terminal.node("join", INVITE[:-1] + str(silent.getsockname()[1]), "--data", tmp_path / "node")
+        thread.join()
+    assert (said.code, said.out) == (0, "")
+    assert said.last_line == "left on a signal, before this node took part"
+    FolderLock(tmp_path / "node").release()
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("number", OWNERS)
+def test_told_to_go_while_the_program_is_loaded_it_leaves(number: signal.Signals, swallowed: bool) -> None:
+    before = [signal.getsignal(each) for each in OWNERS]
+
+    async def node() -> str:
+        raise AssertionError
+
+    def begin() -> Coroutine[Any, Any, str]:
+        with suppress(BaseException) if swallowed else nullcontext():  # a module that is loaded may
+            os.kill(os.getpid(), number)
+        return node()
+
+    assert cli._run_node(begin, False, 0) == "left on a signal, before this node took part"
+    assert [signal.getsignal(each) for each in OWNERS] == before
+
+
+def test_told_twice_while_the_program_is_loaded_it_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    def begin() -> Coroutine[Any, Any, str]:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(BaseException):
+                os.kill(os.getpid(), number)
+        return forever()
+
+    async def forever() -> str:
+        raise AssertionError
+
+    cli._run_node(begin, False, 0)
+    assert codes == [130]
 
 
 # -- the contributor's hand on a running node ----------------------------------------------------------------------

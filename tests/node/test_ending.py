@@ -10,7 +10,7 @@ import pytest
 
 from node.driver import Driver, Stopped
 from node.ending import error_of, until_stopped
-from node.errors import LocalStateError, MachineError, NodeError, Refused
+from node.errors import LeaderAway, LocalStateError, MachineError, NodeError, Refused
 from node.training.supervisor import LayoutMismatch, TrainerGivenUp
 
 
@@ -86,9 +86,14 @@ def test_who_is_cancelled_leaves_nothing_running() -> None:
     assert driver.closed
 
 
-@pytest.mark.parametrize(("code", "kind"), [(5, Refused), (6, LocalStateError), (1, NodeError)])
+@pytest.mark.parametrize(("code", "kind"), [(4, LeaderAway), (5, Refused), (6, LocalStateError), (1, NodeError)])
 def test_each_code_has_its_error(code: int, kind: type[NodeError]) -> None:
     error = error_of(Stopped(code, "the reason"))
     assert type(error) is kind
     assert error.exit_code == code
     assert str(error).startswith("the reason; ")
+
+
+def test_who_waited_too_long_for_the_coordinator_may_join_again() -> None:
+    error = error_of(Stopped(4, "the coordinator has been away for 7 days: the state is kept for its return"))
+    assert str(error).endswith("its return; join again with the same --data once it is back")

@@ -256,7 +256,7 @@ def test_what_can_not_be_encoded_is_no_contribution_and_no_end(
 # -- the state -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["commit.bin", "CURRENT"])
+@pytest.mark.parametrize("where", ["commit.bin", "CURRENT.next"])
 def test_all_that_is_kept_for_others_gives_way_to_the_switch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -282,7 +282,7 @@ def test_all_that_is_kept_for_others_gives_way_to_the_switch(
     assert again.current.commit == commit
 
 
-@pytest.mark.parametrize("where", ["commit.bin", "CURRENT"])
+@pytest.mark.parametrize("where", ["commit.bin", "CURRENT.next"])
 def test_a_switch_for_which_nothing_is_left_to_give_way_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

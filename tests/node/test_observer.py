@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -36,9 +36,9 @@ class Bench:
         held = SimpleNamespace(
             ledger=SimpleNamespace(round=8 * every, epoch=0), digest=bytes(32), theta=self.state / "theta.bin"
         )
-        store: Any = SimpleNamespace(current=held)
-        trainer: Any = self
-        self.evaluator = Evaluator(SPEC, store, trainer, self.work, self.report, self.said.append)
+        self.store = cast(Any, SimpleNamespace(current=held))
+        self.trainer = cast(Any, SimpleNamespace(evaluate=self.evaluate))
+        self.evaluator = Evaluator(SPEC, self.store, self.trainer, self.work, self.report, self.said.append)
 
     async def evaluate(self, round_: int, theta: Path) -> Evaluated:
         self.read.append(await asyncio.to_thread(theta.read_bytes))
@@ -109,3 +109,44 @@ def test_a_loss_that_is_not_finite_is_said_and_not_reported(tmp_path: Path) -> N
     bench.run()
     assert bench.reports == []
     assert "not finite" in bench.said[0]
+
+
+def test_two_states_of_one_round_have_a_link_each(tmp_path: Path) -> None:
+    """Before a rollback and after it: the later one's link is not the earlier one's, nor removed with it."""
+    bench = Bench(tmp_path)
+    every, go = SPEC.evaluation.every_rounds, asyncio.Event()
+    evaluate = bench.evaluate
+
+    async def slowly(round_: int, theta: Path) -> Evaluated:
+        await go.wait()
+        return await evaluate(round_, theta)
+
+    def change(epoch: int, round_: int, content: bytes) -> None:
+        theta = bench.state / content.decode()
+        theta.write_bytes(content)
+        ledger = SimpleNamespace(round=round_ * every, epoch=epoch)
+        bench.store.current = SimpleNamespace(ledger=ledger, digest=content * 8, theta=theta)
+        bench.evaluator.state_changed()
+
+    async def main() -> None:
+        bench.trainer.evaluate = slowly
+        running = asyncio.create_task(bench.evaluator.run())
+        change(0, 4, b"four")
+        await asyncio.wait([running], timeout=0.001)
+        for _ in range(2):  # while that one is evaluated: told of twice, it is done once
+            change(0, 4, b"four")
+            change(0, 5, b"five")
+            change(1, 5, b"5556")
+            change(1, 5, b"5557")
+        go.set()
+        while len(bench.reports) < 4:
+            await asyncio.wait([running], timeout=0.005)
+            assert not running.done(), running.exception()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+    assert bench.read == [b"four", b"five", b"5556", b"5557"]
+    figures = [(figure.epoch, figure.round // every, figure.digest[:4]) for figure in bench.reports]
+    assert figures == [(0, 4, b"four"), (0, 5, b"five"), (1, 5, b"5556"), (1, 5, b"5557")]
+    assert os.listdir(bench.work) == []

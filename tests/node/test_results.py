@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from aggregation import codec
 from aggregation.digest import chunk_root
 from node.results import FRAMES as FRAMES_BIN
-from node.results import KEPT, ResultsStore
+from node.results import INDEX, KEPT, ResultsArea, ResultsStore
 
 SIZES = [2048, 2048, 100]
 LEAF = 1024
@@ -49,6 +50,25 @@ def test_a_frame_of_another_length_is_refused(tmp_path: Path) -> None:
         store.area(KEY).put(2, FRAMES[0], HASHES[0])
     assert store.locate(HASHES[0]) is None
     store.close()
+
+
+@pytest.mark.parametrize("fault", ["index", "map", "reading"])
+def test_an_area_that_can_not_be_opened_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError(fault)
+
+    if fault == "index":
+        (tmp_path / INDEX).write_bytes(b"x")
+    else:
+        monkeypatch.setattr(*(("node.results.mmap.mmap", refuse) if fault == "map" else ("os.pread", refuse)))
+    process = psutil.Process()
+    before = process.num_fds()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bytes instead of" if fault == "index" else fault):
+            ResultsArea(tmp_path, [len(frame) for frame in FRAMES], LEAF)
+    assert process.num_fds() == before
 
 
 def test_another_result_of_a_chunk_replaces_the_first(tmp_path: Path) -> None:

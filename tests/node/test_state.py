@@ -20,7 +20,7 @@ from aggregation.outer import nesterov
 from coordinator.rounds.ledger import Ledger
 from node import files
 from node.errors import DiskFull, LocalStateError
-from node.state import CURRENT, StateStore
+from node.state import CURRENT, NEXT, StateStore
 from node.vectors import each_chunk
 from protos import wire
 from protos.hashes import body_hash
@@ -232,6 +232,90 @@ def test_a_crash_at_any_write_leaves_a_whole_state(tmp_path: Path, monkeypatch: 
     assert digest_of(theta, momentum) == again.current.commit.digest
     assert not list(store.folder.glob("candidate-*"))
     assert (store.folder / CURRENT).read_text() == again.current.folder.name
+    assert not (store.folder / NEXT).exists()
+
+
+SWITCH = ["commit.bin", "ledger.json", "CURRENT.next", "folder", "CURRENT", "synced", "removed"]
+"""What a switch does, in this order."""
+
+
+def cut_off_before(step: str, patch: pytest.MonkeyPatch) -> None:
+    """Die just before this step of a switch."""
+    done: list[str] = []
+
+    def dying(function: Callable[..., object], name_of: Callable[..., str]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            if (name := name_of(*args)) in SWITCH:
+                done.append(name)
+                if name == step:
+                    assert done == SWITCH[: SWITCH.index(step) + 1]
+                    raise Crash
+            return function(*args, **kwargs)
+
+        return call
+
+    patch.setattr("node.state.replace_file", dying(files.replace_file, lambda path, _: path.name))
+    patch.setattr("node.state.sync_folder", dying(files.sync_folder, lambda _: "synced"))
+    patch.setattr(Path, "rename", dying(Path.rename, lambda path, _: "folder" if path.is_dir() else ""))
+    replaced = dying(Path.replace, lambda path, to: to.name if path.name == NEXT else "")
+    patch.setattr(Path, "replace", replaced)
+    patch.setattr("node.state.drop_folder", dying(lambda _: "", lambda _: "removed"))
+
+
+@pytest.mark.parametrize("step", SWITCH)
+def test_a_step_that_is_cut_off_counts_from_the_renaming_of_its_folder_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    store, ledger = new_store(tmp_path)
+    for seed in (1, 2):
+        name, _, commit, after = advance(store, ledger, seed=seed)
+        with monkeypatch.context() as patch:
+            if seed == 2:
+                cut_off_before(step, patch)
+                with pytest.raises(Crash):
+                    store.apply(name, commit, after)
+            else:
+                ledger = store.apply(name, commit, after).ledger
+    again = StateStore(store.folder, GRID)
+    assert again.open() == []
+    assert again.current is not None
+    assert again.current.ledger.round == (1 if SWITCH.index(step) <= SWITCH.index("folder") else 2)
+    left = {path.name for path in again.folder.iterdir() if path.is_dir()}
+    assert left == {served.held.folder.name for served in again._held}
+    if again.current.ledger.round == 1:  # and it can be done again
+        name, _, commit, after = advance(again, again.current.ledger, seed=2)
+        again.apply(name, commit, after)
+
+
+@pytest.mark.parametrize("step", SWITCH)
+def test_a_switch_to_a_lower_number_that_is_cut_off_counts_from_the_renaming_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The branch that is given up went further, and stays on disk until the switch is named."""
+    (tmp_path / "theirs").mkdir()
+    (store, ledger), (theirs, other) = new_store(tmp_path), new_store(tmp_path / "theirs")
+    mine = ledger
+    for seed in (1, 2):
+        name, _, commit, after = advance(store, mine, seed=seed)
+        mine = store.apply(name, commit, after).ledger
+    name, _, commit, after = advance(theirs, other, seed=3)
+    held = theirs.apply(name, commit, after)
+    shutil.copytree(held.folder, store.incoming, ignore=shutil.ignore_patterns("*.json", "commit.bin"))
+    with monkeypatch.context() as patch:
+        cut_off_before(step, patch)
+        with pytest.raises(Crash):
+            store.adopt((held.theta_hashes, held.momentum_hashes), commit, after)
+    again = StateStore(store.folder, GRID)
+    assert again.open() == []
+    assert again.current is not None
+    assert again.current.head == (mine.head if SWITCH.index(step) <= SWITCH.index("folder") else held.head)
+    assert (again.folder / CURRENT).read_text() == again.current.folder.name
+    assert all(one.held.number < again.current.number for one in again._held[1:])
+    (again.folder / CURRENT).unlink()
+    last = StateStore(store.folder, GRID)
+    assert last.open() == []
+    assert last.current is not None
+    assert last.current.head == again.current.head
 
 
 def test_what_a_crash_left_by_the_names_of_the_next_round_is_replaced(tmp_path: Path) -> None:
