@@ -69,6 +69,8 @@ from protos.wire import decode
 __all__ = ["OUTSIDE", "Outside", "ServeOptions", "serve"]
 
 LINES_GRACE_S = 0.5
+FRESH_EPOCHS_FROM, FRESH_EPOCHS = 2**20, 2**40
+"""Epochs are counted from 0; one that a coordinator opens without its memory has a number by chance, from here on."""
 WITHOUT_US = (
     "stopping: the run goes on without you as far as its members can, and waits for you otherwise; "
     "`coordinator pause` before stopping pauses it for all"
@@ -252,11 +254,13 @@ async def _leader(
         voter_orders=open_orders(voted, run, identity.peer) if voted is not None else (),
         specs=revisions.specs,
         relay=options.relay,
+        fresh_epoch=FRESH_EPOCHS_FROM + secrets.randbelow(FRESH_EPOCHS),
     )
     val_loss = next((row["val_loss"] for row in reversed(rows) if row["val_loss"] is not None), None)
     bulletin = Bulletin(
         run, identity.peer, spec, journal, file,
         val_loss=val_loss, empty=empty_at_last(rows), flushed=writer.flushed, say=say,
+        carried=lambda orders: desk.carried(orders),
     )  # fmt: skip
     tls = authority.issue_own(identity.peer, _today(options.clock_offset_s))
     driver = Driver(
@@ -302,7 +306,6 @@ async def _serve(
 ) -> None:
     """Open the ports, start the observer, and serve until told to stop."""
     run, spec, identity, admission = founded.run, founded.spec, leader.identity, leader.admission
-    deadlines = spec.deadlines
     service = Service(
         run,
         leader.tls,
@@ -310,8 +313,8 @@ async def _serve(
         leader.clock,
         observer=lambda: admission.observer,
         coordinator=identity.peer,
-        beat_s=deadlines.heartbeat_s,
-        silence_s=2 * deadlines.heartbeat_timeout_s,
+        beat_s=lambda: leader.desk.spec().deadlines.heartbeat_s,
+        silence_s=lambda: 2 * leader.desk.spec().deadlines.heartbeat_timeout_s,
     )
     line_port = await _listen(service, places.listen)
     stack.push_async_callback(service.stop, 0)

@@ -14,6 +14,7 @@ from coordinator.errors import StateError
 from coordinator.lead import look, met
 from coordinator.leading.ports import Observation
 from protos.messages import PeerId
+from protos.orders import OpenedOrder
 
 
 class Aside:
@@ -126,3 +127,17 @@ def note_admission(
     row = {"peer": peer, "name": name, "observer": observer, "certificate": certificate, "token": token}
     connection.execute(insert(table).values(**row, at_run_s=at_run_s))
     return True
+
+
+def note_orders(connection: Connection, orders: Sequence[OpenedOrder], at_run_s: float) -> None:
+    """The orders of a commit that are not here yet: a revision of the settings is in force by its number, and has to be
+    found again."""
+    content = {each.envelope.hex(): each for each in orders}
+    if not content:
+        return
+    rows = database.orders.c
+    known = set(connection.execute(select(rows.content).where(rows.content.in_(list(content)))).scalars())
+    for raw, each in content.items():
+        if raw not in known:
+            values = {"kind": each.order.kind, "content": raw, "at_run_s": at_run_s}
+            connection.execute(insert(database.orders).values(**values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from coordinator.errors import CoordinatorError
@@ -17,6 +17,7 @@ from coordinator.rounds.events import Committed, Instant, View
 from coordinator.rounds.ledger import Ledger
 from coordinator.rows import round_rows
 from protos.messages import Body, Outcome, PeerId, Vote
+from protos.orders import OpenedOrder
 from protos.runspec import RunSpec
 from protos.sealer import open_signed
 from protos.signing import SignatureError
@@ -59,6 +60,7 @@ class Bulletin:
         empty: how many of the last rounds in a row were empty, and why the last one was.
         flushed: returns when what was observed so far can be read back from the journal.
         say: where an operator reads.
+        carried: is told of the orders of each commit.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Bulletin:
         empty: tuple[int, str] = (0, ""),
         flushed: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
+        carried: Callable[[Sequence[OpenedOrder]], None] = lambda _: None,
     ) -> None:
         self._run = run
         self._leader = leader
@@ -81,6 +84,7 @@ class Bulletin:
         self._file = file
         self._flushed = flushed
         self._say = say
+        self._carried = carried
         self._followers: list[Follower] = []
         self._said: deque[str] = deque(maxlen=SAID_KEPT)
         self._changed = asyncio.Event()
@@ -104,6 +108,7 @@ class Bulletin:
         self._tell("say", {"text": text})
 
     def committed(self, effect: Committed, after: Ledger) -> None:
+        self._carried(effect.orders)
         self._file.committed(effect.body.round)
         self._news.append(effect.body.round)
         self._changed.set()

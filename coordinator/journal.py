@@ -17,7 +17,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, delete, func, insert, inspect, select, update
 
 from coordinator import database
-from coordinator.aside import Aside, note_admission
+from coordinator.aside import Aside, note_admission, note_orders
 from coordinator.books import broken_link, refold
 from coordinator.database import RESTORE, Database
 from coordinator.errors import StateError
@@ -28,6 +28,7 @@ from coordinator.rounds.events import Opened
 from coordinator.rounds.ledger import Ledger, LedgerError
 from protos.hashes import commit_hash
 from protos.messages import AttemptFailed, Body, Commit, PeerId, Promise, Proposal
+from protos.orders import OpenedOrder
 from protos.wire import WireError, decode, encode
 
 SCHEMA_VERSION = 1
@@ -190,10 +191,12 @@ class Journal(Aside):
         at_run_s: float,
         *,
         went_back_to: int | None = None,
+        orders: Sequence[OpenedOrder] = (),
     ) -> None:
         """The next commit of the ledger. Repeating it changes nothing.
 
-        `went_back_to`: the round that a rollback in it goes back to.
+        `went_back_to`: the round that a rollback in it goes back to. `orders`: those that its body carries; of a commit
+        that others have made they may never have been given here, and are known from now on.
         """
         with self._appending() as connection:
             is_it = database.commits.c.hash == after.head.hex()
@@ -209,6 +212,7 @@ class Journal(Aside):
             if went_back_to is not None:
                 span = json.dumps([went_back_to, body.round])
                 connection.execute(insert(database.orders).values(kind=_UNDONE, content=span, at_run_s=at_run_s))
+            note_orders(connection, orders, at_run_s)
             for table in (database.opened, database.promises, database.proposals):
                 connection.execute(delete(table).where(table.c.round < body.round - _RECORDS_KEPT))
 
@@ -276,7 +280,7 @@ class Journal(Aside):
             connection.execute(insert(database.orders).values(kind=kind, content=envelope.hex(), at_run_s=at_run_s))
 
     def orders(self) -> list[bytes]:
-        """The envelopes of all orders that were ever given here, oldest first."""
+        """The envelopes of all orders that were ever given here, or that a commit has brought, oldest first."""
         rows = database.orders.c
         wanted = select(rows.content).where(rows.kind != _UNDONE).order_by(rows.id)
         with self._database.reading() as connection:

@@ -6,7 +6,7 @@ Whoever hands an order over has signed it, wherever that was; nothing is signed 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def revisions_of(founded: Founded, orders: list[OpenedOrder]) -> Revisions:
 
 
 def read_orders(journal: Journal, run: PeerId, coordinator: PeerId) -> list[OpenedOrder]:
-    """All orders that were ever given here; what nobody may give is passed over."""
+    """All orders that were ever given here, or that a commit has brought; what nobody may give is passed over."""
     found: list[OpenedOrder] = []
     for envelope in journal.orders():
         try:
@@ -125,6 +125,16 @@ class Desk:
 
     def next_number(self) -> int:
         return max([self._books().n_orders, *self._given_orders]) + 1
+
+    def carried(self, orders: Iterable[OpenedOrder]) -> None:
+        """A commit carries these orders: what was never given here is known from now on, as after a restart."""
+        for each in orders:
+            self.revisions.add(each)
+            self._given_orders.setdefault(each.order.number, each)
+
+    def spec(self) -> RunSpec:
+        """The RunSpec in force."""
+        return self.revisions.specs.get(self._books().spec_revision, self._founded.spec)
 
     def spec_envelope(self, revision: int = 0) -> bytes | None:
         """The RunSpec of this revision, 0: of the one in force; None if there is none."""

@@ -50,7 +50,14 @@ class Writer:
         back_to = effect.target.round if effect.target is not None else None
         await self.run(
             lambda: self._journal.append(
-                effect.commit, effect.body, before, after, effect.failed, at_run_s, went_back_to=back_to
+                effect.commit,
+                effect.body,
+                before,
+                after,
+                effect.failed,
+                at_run_s,
+                went_back_to=back_to,
+                orders=effect.orders,
             )
         )
 

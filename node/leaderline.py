@@ -31,7 +31,8 @@ class LeaderLine:
         hello: the first message, made anew for each line.
         post: takes the events.
         learn: takes address records that the leader relays.
-        silence_s: a leader that says nothing for so long, not even that it is there, has lost its line.
+        silence_s: a leader that says nothing for so long, not even that it is there, has lost its line. As it is now:
+            it may change while the line is up.
         jitter: a fraction from 0 to 1, so that members don't come back all at once.
         sleep: waits for so many seconds.
     """
@@ -45,7 +46,7 @@ class LeaderLine:
         hello: Callable[[], Hello],
         post: Callable[[ev.Event], None],
         learn: Callable[[tuple[bytes, ...]], None],
-        silence_s: float = SILENCE_S,
+        silence_s: Callable[[], float] = lambda: SILENCE_S,
         jitter: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -115,11 +116,21 @@ class LeaderLine:
     async def _next(
         self, messages: AsyncIterator[LeaderMessage | Signed], leader: PeerId
     ) -> LeaderMessage | Signed | None:
+        coming = asyncio.create_task(_next_of(messages))
+        began_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._silence_s):
-                return await anext(messages, None)
-        except TimeoutError:
-            raise PeerFailed(leader, f"the leader has said nothing for {self._silence_s:g} s") from None
+            while not coming.done():
+                # A commit may have brought another limit since: the leader goes by it already.
+                silence_s = self._silence_s()
+                left_s = began_s + silence_s - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    raise PeerFailed(leader, f"the leader has said nothing for {silence_s:g} s")
+                await asyncio.wait((coming,), timeout=left_s)
+            return coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
 
     def _welcomed(self, welcome: Welcome, leader: PeerId) -> None:
         if welcome.leader != leader:
@@ -129,3 +140,7 @@ class LeaderLine:
         self._learn(welcome.records)
         self._post(opened)
         self._was_welcome = True
+
+
+async def _next_of(messages: AsyncIterator[LeaderMessage | Signed]) -> LeaderMessage | Signed | None:
+    return await anext(messages, None)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.leading.driver import Driver
 from coordinator.leading.learning import Learner, Unknown, opened
 from coordinator.leading.ports import Inbox, Observation
 from coordinator.rounds.events import Committed, Instant, Opened, StepDown
-from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.ledger import Ledger, rollback_of
 from coordinator.rounds.machine import Rounds
 from node.journal import Journal
 from node.ports import PeerFailed, Peers
@@ -37,6 +37,7 @@ class StandInParts:
     coordinator: PeerId
     spec: Callable[[], RunSpec]
     specs: Callable[[], Mapping[int, RunSpec]]  # all revisions that are known
+    targets: Callable[[], Mapping[bytes, Ledger]]  # books of states that the run may go back to, by their heads
     sealer: KeySealer
     journal: Journal
     peers: Peers
@@ -143,6 +144,7 @@ class Leading:
             voter=None,
             head_since=parts.head_since(),
             specs=parts.specs(),
+            targets=parts.targets(),
             signed_head=parts.signed_head(),
         )
         learner = Learner(parts.run, parts.coordinator, self)
@@ -165,7 +167,9 @@ class Leading:
             return
         told = opened(commit, self._parts.run, self._parts.coordinator)
         if (told.body.epoch, told.body.round) > (driver.ledger.epoch, driver.ledger.round):
-            driver.tell(told)
+            rollback = rollback_of(told.orders)
+            target = self._parts.targets().get(rollback.order.spec) if rollback is not None else None
+            driver.tell(replace(told, target=target))
 
     async def close(self) -> None:
         task = self._task

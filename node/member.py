@@ -42,7 +42,7 @@ from node.training.utilisation import flops_per_token, utilisation
 from node.wishes import Wishes
 from protos import limits
 from protos.messages import Hello, MemberState, PeerId, Standing
-from protos.runspec import RunSpec
+from protos.runspec import DeadlineSpec, RunSpec
 from protos.sealer import KeySealer
 from protos.signing import Identity
 
@@ -233,6 +233,7 @@ class Member:
                 coordinator=self._coordinator,
                 spec=lambda: session.spec,
                 specs=lambda: session.specs,
+                targets=lambda: {**store.books(), **session.targets},
                 sealer=self._sealer,
                 journal=self._folder.journal,
                 peers=self._network.peers,
@@ -248,15 +249,15 @@ class Member:
         )
 
     def _make_server(self) -> NodeServer:
-        folder, deadlines = self._folder, self._folder.spec.deadlines
+        folder = self._folder
         servicer = LineServicer(
             self._run,
             self._leading.inbox,
             self._leading,
             observer=lambda: None,
             coordinator=self._coordinator,
-            beat_s=deadlines.heartbeat_s,
-            silence_s=2 * deadlines.heartbeat_timeout_s,
+            beat_s=self._beat_s,
+            silence_s=lambda: 2 * self._deadlines().heartbeat_timeout_s,
         )
         holder = NodeHolder(
             folder.store,
@@ -264,7 +265,7 @@ class Member:
             self._pieces,
             folder.commits,
             lambda: self.driver.exchanging,
-            wait_s=deadlines.no_progress_s / 4,
+            wait_s=folder.spec.deadlines.no_progress_s / 4,  # which no amendment changes
         )
         return NodeServer(
             self._admission.credentials,
@@ -274,12 +275,18 @@ class Member:
             **self._network.uplink.as_options(),
         )
 
+    def _deadlines(self) -> DeadlineSpec:
+        """Those in force."""
+        return self.session.spec.deadlines
+
+    def _beat_s(self) -> float:
+        return self._deadlines().heartbeat_s
+
     # -- lines to leaders -----------------------------------------------------------------------------------------
 
     def _new_line(
         self, peers: OpensLines, where: Callable[[], Awaitable[tuple[PeerId, tuple[str, ...]]]]
     ) -> LeaderLine:
-        deadlines = self._folder.spec.deadlines
         line = LeaderLine(
             peers,
             self._opener,
@@ -287,7 +294,7 @@ class Member:
             hello=self._hello,
             post=self.driver.post,
             learn=self._network.whereabouts.learn,
-            silence_s=max(deadlines.heartbeat_timeout_s, 3 * deadlines.heartbeat_s),
+            silence_s=lambda: max(self._deadlines().heartbeat_timeout_s, 3 * self._beat_s()),
         )
         line.run_time_s = self._clock.is_told_by_peer
         return line
@@ -298,9 +305,8 @@ class Member:
 
         if peer != self._me:
             return self._new_line(self._network.peers, where)
-        beat_s = self._folder.spec.deadlines.heartbeat_s
         mine = SelfOpener(
-            self._run, self._me, self._leading.inbox, beat_s, self._seconds, coordinator=self._coordinator
+            self._run, self._me, self._leading.inbox, self._beat_s, self._seconds, coordinator=self._coordinator
         )
         return self._new_line(mine, where)
 
@@ -343,8 +349,10 @@ class Member:
             case "status":
                 return self._status()
             case "leave":
+                told = self.session.may_give_its_seat_back(Instant(self._seconds()))
                 self.driver.post(ev.LeaveAsked("left on request"))
-                return {"said": "the node gives its seat back and ends"}
+                back, kept = "gives its seat back", "keeps its seat for a restart, since the coordinator is away,"
+                return {"said": f"the node {back if told else kept} and ends"}
             case "pause" | "resume":
                 self.driver.post(ev.PauseAsked("user", word == "pause"))
                 problem = self._wishes.pause(word == "pause")

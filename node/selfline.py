@@ -17,7 +17,9 @@ from protos.messages import Hello, LeaderMessage, MemberMessage, PeerId, Signed
 class SelfLine:
     """Both ends of the line: what the session says goes into the inbox, what the rounds say comes as messages."""
 
-    def __init__(self, run: PeerId, me: PeerId, inbox: Inbox, beat_s: float, now: Instant, coordinator: PeerId) -> None:
+    def __init__(
+        self, run: PeerId, me: PeerId, inbox: Inbox, beat_s: Callable[[], float], now: Instant, coordinator: PeerId
+    ) -> None:
         self._run, self._me, self._inbox, self._beat_s = run, me, inbox, beat_s
         self._coordinator = coordinator
         self._line = MemberLine(me, now)
@@ -36,7 +38,7 @@ class SelfLine:
             self._inbox.post(item)
 
     async def messages(self) -> AsyncIterator[LeaderMessage | Signed]:
-        while (frame := await self._line.next_frame(self._beat_s)) is not None:
+        while (frame := await self._line.next_frame(self._beat_s())) is not None:
             yield wire.decode_leader_frame(frame)
 
     async def close(self) -> None:
@@ -48,14 +50,14 @@ class SelfLine:
 
 
 class SelfOpener:
-    """Opens that line, in the place of calls to others."""
+    """Opens that line, in the place of calls to others. `beat_s`: how long it says nothing at most, as it is now."""
 
     def __init__(
         self,
         run: PeerId,
         me: PeerId,
         inbox: Callable[[], Inbox | str],
-        beat_s: float,
+        beat_s: Callable[[], float],
         seconds: Callable[[], float],
         *,
         coordinator: PeerId,

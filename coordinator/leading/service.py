@@ -75,8 +75,8 @@ class LineServicer:
         leads: gives the inbox of the leader here, or the reason why nobody leads.
         observer: gives the peer that may be the observer, at this moment.
         coordinator: who may sign orders beside the run key.
-        beat_s: a line on which nothing is said for so long carries a sign of life.
-        silence_s: a member that says nothing for so long has lost its line.
+        beat_s: a line on which nothing is said for so long carries a sign of life; as it is now, for it may change.
+        silence_s: a member that says nothing for so long has lost its line; as it is now.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class LineServicer:
         *,
         observer: Callable[[], PeerId | None],
         coordinator: PeerId = NOBODY,
-        beat_s: float = BEAT_S,
-        silence_s: float = SILENCE_S,
+        beat_s: Callable[[], float] = lambda: BEAT_S,
+        silence_s: Callable[[], float] = lambda: SILENCE_S,
     ) -> None:
         self._run, self._coordinator = run, coordinator
         self._leads = leads
@@ -176,11 +176,12 @@ class LineServicer:
         """Until the member ends the stream (gives an empty reason) or misbehaves (a goodbye is queued)."""
         while True:
             await inbox.room()
+            silence_s = self._silence_s()
             try:
-                async with asyncio.timeout(self._silence_s):
+                async with asyncio.timeout(silence_s):
                     frame = await context.read()
             except TimeoutError:
-                return f"no heartbeat in {self._silence_s:g} s"
+                return f"no heartbeat in {silence_s:g} s"
             except (grpc.aio.BaseError, grpc.RpcError) as error:
                 return f"broken off: {error}"
             if not isinstance(frame, bytes):
@@ -202,7 +203,7 @@ class LineServicer:
         return await asyncio.to_thread(opener, frame, line) if len(frame) > ASIDE_BYTES else opener(frame, line)
 
     async def _write(self, line: MemberLine, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        while (frame := await line.next_frame(self._beat_s)) is not None:
+        while (frame := await line.next_frame(self._beat_s())) is not None:
             try:
                 await context.write(frame)
             except (grpc.aio.BaseError, grpc.RpcError):
@@ -226,8 +227,8 @@ class Service:
         *,
         observer: Callable[[], PeerId | None],
         coordinator: PeerId = NOBODY,
-        beat_s: float = BEAT_S,
-        silence_s: float = SILENCE_S,
+        beat_s: Callable[[], float] = lambda: BEAT_S,
+        silence_s: Callable[[], float] = lambda: SILENCE_S,
     ) -> None:
         self._lines = LineServicer(
             run,

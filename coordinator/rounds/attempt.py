@@ -233,7 +233,7 @@ def plan_for(
 def deal_for(attempt: Attempt, ledger: Ledger, spec: RunSpec, reducers: Collection[PeerId]) -> None:
     """Deal: the included set of the commitments that came, and who reduces; the attempt keeps what follows from it."""
     commitments = {peer: attempt.commitments[peer][0] for peer in sorted(attempt.commitments)}
-    excluded = policy.excluded(commitments, {seat.peer: seat for seat in ledger.seats}, spec)
+    excluded = policy.excluded(commitments, ledger, spec)
     attempt.deal = Deal(
         plan=attempt.plan_hash,
         number=0,

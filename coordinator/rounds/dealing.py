@@ -13,7 +13,7 @@ from coordinator.rounds.events import (
 from coordinator.rounds.exchanging import Exchanging
 from coordinator.rounds.members import listed, named
 from coordinator.rounds.state import InvariantBroken
-from coordinator.rounds.voting import LEADER_SLACK, REASON_MOST, because
+from coordinator.rounds.voting import LEADER_SLACK, PROBE_EVERY_S, REASON_MOST, because
 from protos.hashes import plan_hash
 from protos.messages import (
     Signed,
@@ -40,7 +40,7 @@ class Dealing(Exchanging):
             if self._none_is_able(able):
                 return self._propose_new(None, self._why_unable(), now)
             self._out_reducers = set(self._unable)  # blamed or not, there is nobody else
-            return self._fail("nobody who could reduce can be reached", now)
+            return [*self._fail("nobody who could reduce can be reached", now), *self._probe_again(now, PROBE_EVERY_S)]
         attempt.plan = plan_for(
             self.ledger,
             self.spec,
@@ -52,8 +52,11 @@ class Dealing(Exchanging):
         )
         attempt.losses = {member.peer: member.n_lost for member in senders}
         attempt.outbid = -1
-        attempt.plan_hash = plan_hash(self._sealer.encode(attempt.plan))
-        attempt.plan_envelope = self._sealer.seal(attempt.plan)
+        try:
+            attempt.plan_hash = plan_hash(self._sealer.encode(attempt.plan))
+            attempt.plan_envelope = self._sealer.seal(attempt.plan)
+        except ValueError as error:
+            return self._fail(f"its plan can't be told: {error}", now)
         attempt.deadline_at = Instant(now + self.spec.deadlines.commitment_s * LEADER_SLACK)
         self._enter(Phase.COMMITMENT)
         alone, self._observer_alone = self._observer_alone, not n_members
@@ -92,7 +95,10 @@ class Dealing(Exchanging):
             reason = f"{reason} ({whose})" if attempt.deal.excluded else reason
             return self._propose_new(None, reason[:REASON_MOST], now)
         attempt.declined.clear()
-        attempt.deal_envelope = self._sealer.seal(attempt.deal)
+        try:
+            attempt.deal_envelope = self._sealer.seal(attempt.deal)
+        except ValueError as error:
+            return self._fail(f"its deal can't be told: {error}", now)
         attempt.deadline_at = Instant(now + self.spec.deadlines.exchange_s * LEADER_SLACK)
         self._enter(Phase.EXCHANGE)
         everyone = tuple(sorted({*attempt.commitments, *reducers}))

@@ -44,7 +44,10 @@ Instant = NewType("Instant", float)
 
 
 class Sealer(Protocol):
-    """Makes bytes of messages: a pure function of the message and this process's key."""
+    """Makes bytes of messages: a pure function of the message and this process's key.
+
+    Both raise ValueError for what no bytes may hold.
+    """
 
     def encode(self, message: object) -> bytes:
         """The wire bytes of an unsigned message."""

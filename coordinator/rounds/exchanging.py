@@ -157,6 +157,8 @@ class Exchanging(Voting):
             moves,
             {reducer: lacks for reducer, lacks in claims.items() if lacks},
             {peer: len(chunks) for peer, chunks in attempt.dealt.items()},
+            attempt.plan.f if attempt.plan else 0,
+            self._able(attempt, {*gone, *moves.unable, *moves.lost, *change.lost}),
         )
         for sender in found.excluded:  # a reducer that was blamed for its rows has said the truth
             self._out_reducers -= {peer for (_, of), peers in moves.turns.items() if of == sender for peer in peers}
@@ -166,6 +168,14 @@ class Exchanging(Voting):
         change.lost |= found.lost
         change.moved |= found.moved
         change.reasons += found.reasons
+
+    def _able(self, attempt: Attempt, out: Collection[PeerId]) -> list[PeerId]:
+        """Reducers that have combined their rows, or could: not those in reserve, before they are dealt anything."""
+        members = attempt.plan.members if attempt.plan else ()
+        waiting = {member.peer for member in members if member.reserve} - attempt.dealt.keys()
+        not_now = waiting.union(out)
+        line = attempt.lines[0] if attempt.lines else ()
+        return [peer for peer in line if peer in attempt.results or peer not in not_now]
 
     def _by_absence(self, attempt: Attempt, gone: Collection[PeerId], change: Change, now: Instant) -> str:
         """Chunks whose reducers are not here or unable go to the next in line. Why they can't, or an empty string."""

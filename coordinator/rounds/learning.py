@@ -23,7 +23,7 @@ from coordinator.rounds.members import named
 from coordinator.rounds.phases import Phases
 from coordinator.rounds.promising import SEEK_S
 from coordinator.rounds.voter import Voter
-from protos.messages import PeerId, Vote
+from protos.messages import PeerId, Vote, Welcome
 
 LEARN_AGAIN_S = 2.0
 LEARN_MOST_S = 20.0
@@ -54,6 +54,13 @@ class Learning(Phases):
 
     def _end(self, now: Instant) -> list[Effect] | None:
         return None if self._stepping_down else super()._end(now)
+
+    def _welcome(self, records: tuple[bytes, ...], now: Instant) -> Welcome:
+        """What a line begins with. On one that is open it says by the books which branch is followed here."""
+        if not self._signed_head:
+            self._sign_head(now, ())
+        beat_s = self.spec.deadlines.heartbeat_s
+        return Welcome(self.me, self.commit, self._ledger_bytes, records, 0.0, beat_s, self._signed_head)
 
     def _is_ahead(self, epoch: int, round_: int, tokens: int) -> bool:
         """Whether a member that holds the state after this round has commits that this leader lacks."""
@@ -112,9 +119,15 @@ class Learning(Phases):
             f"{event.fork.round} are orphaned, and what they leased and credited is returned"
         )
         self.ledger, self.commit = event.fork, event.commit
+        if self.me == self._coordinator:
+            self._signed_head, self._epoch_known_at = b"", now  # its last one is of the branch that is given up
         effects: list[Effect] = [Say(told), Orphaned(event.fork)]
         for step, after in chain:
             effects += self._follow(step, after, now)
+        # Commits alone lead nobody away from the branch that was given up: that takes the books of this one.
+        astray = tuple(member.peer for member in self.members if member.connected and member.head != self.ledger.head)
+        if astray:
+            effects.append(Tell(astray, self._welcome((), now)))
         return [*effects, *self._give_again()]
 
     def _follow(self, told: Learned, after: Ledger, now: Instant) -> list[Effect]:

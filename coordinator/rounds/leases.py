@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from protos.limits import RANGES
 from protos.messages import Range
 
 
@@ -54,14 +55,38 @@ def rest(ranges: Sequence[Range], n: int) -> tuple[Range, ...]:
     return _split(ranges, n)[1]
 
 
-def take(pool: Sequence[Range], cursor: int, n: int) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
-    """Lease n batches: returned ones first, then new ones. Gives (lease, pool, cursor) afterwards."""
-    lease, left = _split(pool, n)
-    missing = n - count(lease)
-    if missing:
-        lease = (*lease, Range(cursor, missing))
-        cursor += missing
-    return normalise(lease), left, cursor
+def take(
+    pool: Sequence[Range], cursor: int, n: int, most: int = RANGES
+) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
+    """Lease n batches: returned ones first, then new ones. Gives (lease, pool, cursor) afterwards.
+
+    It has at most `most` ranges, 1 or more: where the pool is in too many pieces, the last range is of new ones.
+    """
+    returned, left = _split(pool, n)
+    lease = normalise((*returned, Range(cursor, n - count(returned))))
+    if len(lease) > most:
+        returned = returned[: most - 1]
+        left = rest(pool, count(returned))
+        lease = normalise((*returned, Range(cursor, n - count(returned))))
+    return lease, left, cursor + n - count(returned)
+
+
+def extended(
+    held: Sequence[Range], pool: Sequence[Range], cursor: int, n: int, most: int = RANGES
+) -> tuple[tuple[Range, ...], tuple[Range, ...], int]:
+    """A lease that goes on with n batches more, in at most `most` ranges; (lease, pool, cursor) afterwards.
+
+    One that is in so many pieces already that nothing fits stays as it is: its member has no more to do.
+    """
+    more, left, after = take(pool, cursor, n, most)
+    whole = joined((*held, *more))
+    if len(whole) <= most:
+        return whole, left, after
+    room = most - len(joined(held))
+    if room < 1:
+        return joined(held), tuple(pool), cursor
+    more, left, after = take(pool, cursor, n, room)
+    return joined((*held, *more)), left, after
 
 
 def _split(ranges: Sequence[Range], n: int) -> tuple[tuple[Range, ...], tuple[Range, ...]]:

@@ -34,6 +34,7 @@ from coordinator.rounds.events import (
 from coordinator.rounds.learning import Learning
 from coordinator.rounds.members import Member
 from coordinator.rounds.state import InvariantBroken
+from coordinator.rounds.voter import ABSTAINS
 from protos.messages import (
     Commitment,
     Heartbeat,
@@ -48,7 +49,6 @@ from protos.messages import (
     Results,
     Signed,
     Vote,
-    Welcome,
 )
 
 OUTBID_MOST = 3
@@ -156,12 +156,9 @@ class Rounds(Learning):
         peer = event.peer
         member = self.members.connected(peer, event.hello, event.record, now)
         member.story.append("line open")
+        self._abstaining.discard(peer)
         records = tuple(m.envelope for m in self.members if m.connected) if self._relay else ()
-        if not self._signed_head:
-            self._sign_head(now, ())
-        beat_s = self.spec.deadlines.heartbeat_s
-        welcome = Welcome(self.me, self.commit, self._ledger_bytes, records, 0.0, beat_s, self._signed_head)
-        effects: list[Effect] = [Tell((peer,), welcome)]
+        effects: list[Effect] = [Tell((peer,), self._welcome(records, now))]
         self._pass_on(peer, member.envelope)
         if not event.record.grpc:
             member.reachable = False
@@ -220,12 +217,18 @@ class Rounds(Learning):
         tokens = member.hello.tokens if heartbeat.head == member.hello.head else 0
         if ahead := self._note_ahead(peer, heartbeat.head, heartbeat.epoch, heartbeat.round - 1, tokens, now):
             return ahead
-        if member.head == self.ledger.head:
-            if head_before != member.head:
+        if member.head == self.ledger.head or member.state in (MemberState.JOINING, MemberState.APPLYING):
+            member.astray_since = None
+            if member.head == self.ledger.head != head_before:
                 return self._told_again(peer)
-        elif member.state not in (MemberState.JOINING, MemberState.APPLYING):
+        else:
+            again_s = self.spec.deadlines.heartbeat_timeout_s
             told_at = member.told_head_at if member.told_head_at is not None else now
-            if now >= told_at + self.spec.deadlines.heartbeat_timeout_s:
+            astray_since = member.astray_since = now if member.astray_since is None else member.astray_since
+            if now >= astray_since + again_s:  # whatever was committed meanwhile
+                member.told_head_at = member.astray_since = now
+                return [Tell((peer,), self._welcome((), now))]
+            if now >= told_at + again_s:
                 member.told_head_at = now
                 return [Tell((peer,), self.commit)]
         return [] if due or self._stage(member) != before else None
@@ -259,6 +262,7 @@ class Rounds(Learning):
                 if self.phase is Phase.PREPARE and peer in self.ledger.voters and extends:
                     if peer in attempt.promises:
                         return []
+                    self._signs_again(peer)
                     promise, told = self._taken(event, message)
                     attempt.promises[peer] = promise
                     attempt.refused.pop(peer, None)
@@ -266,12 +270,17 @@ class Rounds(Learning):
             case Vote() if attempt is not None and self._is_for(message, attempt):
                 counts = peer in self.ledger.voters and message.body_hash == attempt.body_hash
                 if self.phase is Phase.VOTE and counts:
+                    self._signs_again(peer)
                     attempt.votes.setdefault(peer, (message, event.envelope))
                     attempt.refused.pop(peer, None)
                     attempt.rejected.discard(peer)
             case _:
                 pass  # late, or of another attempt
         return []
+
+    def _signs_again(self, peer: PeerId) -> None:
+        self._abstaining.discard(peer)
+        self._abstained.discard(peer)
 
     def _is_for(self, message: Promise | Vote, attempt: Attempt) -> bool:
         here = (self.ledger.epoch, self.ledger.round + 1, attempt.number, self.me)
@@ -300,6 +309,8 @@ class Rounds(Learning):
             return []  # who has no vote has no proposal to report
         taken, told = self._taken(event, leave)
         self._left.setdefault(event.peer, (taken, event.envelope))
+        if taken.proposal != leave.proposal:
+            self._weightless.add(event.peer)  # it lies: what it says goes into no certificate, however long it is
         self._pass_number(leave.attempt, self._believed(now))
         if member := self.members.get(event.peer):
             member.story.append(f"left in round {leave.round}")
@@ -312,6 +323,9 @@ class Rounds(Learning):
         if refusal.attempt < attempt.number:
             return []  # of an earlier attempt
         member, votes = self.members.get(peer), peer in self.ledger.voters
+        if votes and refusal.attempt == attempt.number and refusal.reason.startswith(ABSTAINS):
+            self._abstaining.add(peer)
+            self._abstained.add(peer)
         in_exchange = self.phase in (Phase.COMMITMENT, Phase.EXCHANGE)
         observes = member is not None and member.observer
         if not votes and not observes and not (in_exchange and peer in attempt.members()):

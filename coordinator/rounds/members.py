@@ -20,13 +20,15 @@ IDLE_KEPT = 0.9
 """What a round before weighs in the share of time idle."""
 SPEEDS_KEPT = 3
 """Rounds of which a member's speed is the median."""
+PLACE_KEPT_S = 15.0
+"""So long a member that has held the state is remembered, and with it its place in the queue for a seat."""
 JUST_AFTER_S = 1e-6
 """Presence ends right after its last instant."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One member's line as the leader sees it. Survives a broken line until the round after is over."""
+    """One member's line as the leader sees it. Survives a broken line for a while."""
 
     peer: PeerId
     hello: Hello
@@ -36,6 +38,8 @@ class Member:
     seen_at: Instant
     gone_at: Instant | None = None
     told_head_at: Instant | None = None
+    astray_since: Instant | None = None
+    """Since when it keeps another head than this leader's, or was told of that with the books."""
     reachable: bool | None = None
     state: MemberState = MemberState.JOINING
     head: bytes = b""
@@ -151,7 +155,7 @@ class Members:
         member.connected, member.seen_at, member.gone_at = True, now, None
         member.head = hello.head if hello.holds_state else b""
         member.state = MemberState.WAITING if hello.holds_state else MemberState.JOINING
-        member.told_head_at = now
+        member.told_head_at, member.astray_since = now, None
         self._expect_change(self._silent_at(member))
         return member
 
@@ -181,7 +185,7 @@ class Members:
         return member
 
     def next_round(self, now: Instant) -> None:
-        """Progress starts again; who has gone and is not waited for any more is dropped."""
+        """Progress starts again; who has gone, is not waited for any more and has no place to lose is dropped."""
         for member in list(self._members.values()):
             member.n_still = 0 if member.step > 0 else member.n_still + 1
             if member.step > 0 and member.tokens_per_s > 0:
@@ -191,7 +195,8 @@ class Members:
             member.step, member.n_lost, member.n_gone = 0, 0, 0
             member.finish_at = member.began = None
             member.busy_s, member.known_s = member.busy_s * IDLE_KEPT, member.known_s * IDLE_KEPT
-            if not member.connected and not self.may_return(member.peer, now):
+            waits = member.head != b"" and member.gone_at is not None and now <= member.gone_at + PLACE_KEPT_S
+            if not member.connected and not waits and not self.may_return(member.peer, now):
                 del self._members[member.peer]
                 self._in_order = None
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from coordinator.rounds import policy
+from coordinator.rounds.blame import blame, least_words
 from coordinator.rounds.events import Instant
 from protos.limits import LACKS
 from protos.messages import Excluded, Lack, Moved, PeerId, Redeal
+
+TURNS_MOST = 8
+"""Whom so many in line have lacked one after the other is out whatever f is: a line's order is nobody's choice, and the
+redeals of an attempt are few."""
 
 Word = tuple[bytes, float]
 """A reducer's word on a chunk: the hash of its result, and its ‖·‖²."""
@@ -91,24 +95,46 @@ class Moves:
         )
 
 
-def by_claims(moves: Moves, claims: dict[PeerId, dict[PeerId, set[int]]], n_dealt: dict[PeerId, int]) -> Change:
+def by_claims(
+    moves: Moves,
+    claims: dict[PeerId, dict[PeerId, set[int]]],
+    n_dealt: dict[PeerId, int],
+    f: int,
+    able: Collection[PeerId],
+) -> Change:
     """What claims about living senders lead to.
 
-    A sender whose row two reducers of a chunk have lacked in turn is out, and so is whom more reducers name than any of
-    them names senders (`policy.blame`); else the reducer loses the chunk, and all of them where it names so many that
-    its word can't hold them. `n_dealt` are the reducers' chunks now.
+    A sender goes on no less than the word of f + 1 reducers, nor of two: fewer may all lie. With that, one whose row
+    several reducers of a chunk have lacked in turn is out, and so is whom more reducers name than any of them names
+    senders (`blame`); else the reducer loses the chunk, and all of them where it names so many that its word can't hold
+    them.
+
+    `n_dealt` are the reducers' chunks now. `able` are the reducers that have combined their rows, or could say what
+    they lack: where they are fewer than f + 1, a sender goes on the word of all of them.
     """
-    change = Change()
+    change, others = Change(), set(able)
+    lacking: dict[PeerId, set[PeerId]] = {}
+    for reducer, lacks in claims.items():
+        for sender in lacks:
+            lacking.setdefault(sender, set()).add(reducer)
+    for (_, sender), before in moves.turns.items():
+        if sender in lacking:
+            lacking[sender] |= before
+    suspects = {
+        sender
+        for sender, words in lacking.items()
+        if len(words) >= least_words(f, len(others | words) - (sender in others))
+    }
     for reducer, lacks in sorted(claims.items()):
         for sender, chunks in sorted(lacks.items()):
-            before = {peer for chunk in chunks for peer in moves.turns.get((chunk, sender), ())} - {reducer}
-            if before:
+            turns = [moves.turns.get((chunk, sender), set()) - {reducer} for chunk in chunks]
+            before = {peer for turn in turns for peer in turn}
+            if before and (sender in suspects or max(map(len, turns)) + 1 >= TURNS_MOST):
                 change.excluded[sender] = f"its rows have not come to {_named({reducer, *before})}"
     left = {reducer: {sender for sender in lacks if sender not in change.excluded} for reducer, lacks in claims.items()}
-    senders, reducers = policy.blame(left)
+    senders, reducers = blame(left, suspects)
     for sender in sorted(senders):
-        lacking = {reducer for reducer, lacks in claims.items() if sender in lacks}
-        change.excluded[sender] = f"its rows have not come to {_named(lacking)}"
+        change.excluded[sender] = f"its rows have not come to {_named(lacking[sender])}"
     for reducer in sorted(reducers):
         chunks = {
             chunk for sender, some in claims[reducer].items() if sender in left[reducer] - senders for chunk in some

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from coordinator.rounds.events import Close, Effect, Instant, Ordered, Say
-from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.ledger import Ledger, revision_after
 from coordinator.rounds.orders import Orders, order_faults
 from coordinator.rounds.state import RoundState
 from protos import limits
@@ -104,16 +104,23 @@ class Ordering(RoundState):
         if self._was_paused and not ledger.paused:
             self.members.resume()
         self._was_paused = ledger.paused
-        self._pending, _ = self._sound(each for each in self._pending if each.order.number > ledger.n_orders)
+        self._pending, unsound = self._sound(each for each in self._pending if each.order.number > ledger.n_orders)
+        self._unsound += unsound
 
     def _lacks_spec(self) -> str:
-        """What a leader that doesn't know the revision in force waits for."""
-        wanted = self.ledger.spec_revision
+        """What a leader waits for: the revision in force, or the one under which the next round's seats are made."""
+        ledger, wanted = self.ledger, self.ledger.spec_revision
+        if wanted == self.spec.revision and ledger.next_revision and ledger.next_revision not in self.specs:
+            wanted = revision_after(ledger, ())  # no amendment waits: none is sound after one that is not known
         return "" if wanted == self.spec.revision else f"revision {wanted} of the RunSpec, which is not known here"
 
     def _put_out(self, body: Body, now: Instant) -> list[Effect]:
-        """Whom a commit has banned loses its line at once."""
-        effects: list[Effect] = []
+        """Whom a commit has banned loses its line at once; and orders that it leaves no place for are said."""
+        unsound, self._unsound = self._unsound, []
+        effects: list[Effect] = [
+            Say(f"order {each.order.number} ({each.order.kind}) can't be obeyed any more: {why}")
+            for each, why in unsound
+        ]
         for change in body.standing:
             member = self.members.get(change.peer)
             if change.standing is not Standing.BANNED or member is None:

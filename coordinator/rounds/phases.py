@@ -107,12 +107,16 @@ class Phases(Promising):
             what = "a failed attempt" if self._n_retries else f"{self._n_empty} empty rounds"
             return self._wait(f"a moment to pass after {what}")
         roll = self._roll(now)
-        if absent := self._absent_voters(now):
-            return self._without_quorum(absent, now)
-        self._quorum_lost_at = None
-        if self.ledger.seats and self.ledger.voters == (self._coordinator,):
+        due, begins = self._due(), self.ledger.seats and self.ledger.voters == (self._coordinator,)
+        lacking = self._lacking_voters(now, empty=False)
+        if not lacking and not (self._abstained and self._lacking_without(self._abstained, now, empty=False)):
+            self._quorum_lost_at = None  # else a line that breaks again and again would put an epoch off
+        empty = due or begins or not self.ledger.seats
+        if lacking and (not empty or self._lacking_voters(now, empty=True)):
+            return self._without_quorum(lacking, now)
+        if begins:
             return self._begin_epoch(now)
-        if due := self._due():
+        if due:
             return self._open_attempt(due, now)
         if not self.ledger.seats:
             wanted = self._start_needs()

@@ -14,7 +14,7 @@ from aggregation.exchange import deal_seed
 from aggregation.rules import gate
 from aggregation.rules.policy import effective
 from aggregation.spec import NUMERICS_VERSION, unknown_codec, unknown_rule
-from coordinator.rounds import leases, work
+from coordinator.rounds import leases, rates, work
 from coordinator.rounds.ledger import Ledger, round_lr
 from coordinator.rounds.work import Work
 from protos.messages import (
@@ -142,8 +142,9 @@ def branch_key(ledger: Ledger) -> tuple[int, int, int, bytes]:
 # -- contributions -----------------------------------------------------------------------------------------------
 
 
-def fault_of(commitment: Commitment, seat: Seat | None, spec: RunSpec) -> str:
-    """What is wrong with a commitment by itself, or an empty string. Claims beyond the lease are out."""
+def fault_of(commitment: Commitment, seat: Seat | None, nominal_step: int, spec: RunSpec) -> str:
+    """What is wrong with a commitment by itself, or an empty string. Claims beyond the lease are out, and so are sums
+    of learning rates that its steps don't come to by the schedule, whose clock stood at `nominal_step`."""
     if seat is None:
         return "no seat"
     n_batches = leases.count(commitment.used)
@@ -157,9 +158,11 @@ def fault_of(commitment: Commitment, seat: Seat | None, spec: RunSpec) -> str:
         return f"{len(commitment.norms)} chunk norms instead of {grid(spec).n_chunks}"
     if not all(0 <= norm <= NORM_SQ_MOST for norm in commitment.norms):
         return "a norm that no values have"
-    if not 0 <= commitment.sum_lr <= commitment.steps * spec.inner.lr * (1 + 1e-6):
+    n_made = n_batches // max(seat.batch_scale, 1)
+    least, most = rates.sums(spec.inner, nominal_step, spec.work.h, commitment.steps, n_made)
+    if not 0 <= commitment.sum_lr <= most:
         return "more learning rate than its steps allow"
-    return ""
+    return "less learning rate than its steps take" if commitment.sum_lr < least else ""
 
 
 def delta_norm(commitment: Commitment) -> float:
@@ -170,15 +173,12 @@ def delta_norm(commitment: Commitment) -> float:
     return math.sqrt(total)  # correctly rounded, as a libm's power is not: every voter records the same
 
 
-def excluded(
-    commitments: Mapping[PeerId, Commitment],
-    seats: Mapping[PeerId, Seat],
-    spec: RunSpec,
-) -> dict[PeerId, str]:
-    """Who of these senders is out, and why: wrong in itself, or outside the norm gate."""
+def excluded(commitments: Mapping[PeerId, Commitment], ledger: Ledger, spec: RunSpec) -> dict[PeerId, str]:
+    """Who of these senders is out in the round after `ledger`, and why: wrong in itself, or outside the norm gate."""
+    seats = {seat.peer: seat for seat in ledger.seats}
     reasons: dict[PeerId, str] = {}
     for peer in sorted(commitments):
-        if fault := fault_of(commitments[peer], seats.get(peer), spec):
+        if fault := fault_of(commitments[peer], seats.get(peer), ledger.nominal_step, spec):
             reasons[peer] = fault
         elif commitments[peer].steps == 0:
             reasons[peer] = NO_STEPS
@@ -289,8 +289,12 @@ def lines(
     seed = deal_seed(plan_hash, {str(peer): commitment.root for peer, commitment in commitments.items()})
     shared = [entry for entry in bandwidths if entry.peer not in reserves] or list(bandwidths)
     dealt = deal(seed, n_chunks, [entry.peer for entry in shared], [entry.kib_s for entry in shared])
-    last = [entry.peer for entry in bandwidths if entry not in shared]
-    return tuple((*(PeerId(peer) for peer in line), *last) for line in dealt)
+    sharing = {entry.peer for entry in shared}
+    last = [entry.peer for entry in bandwidths if entry.peer not in sharing]
+    # Chunks with the same first reducer have the same line: it is kept once, however many chunks there are.
+    distinct = {line[0]: line for line in dealt}
+    whole = {first: (*(PeerId(peer) for peer in line), *last) for first, line in distinct.items()}
+    return tuple(whole[line[0]] for line in dealt)
 
 
 def clip_factor(spec: RunSpec, ledger: Ledger, aggregate_norm: float, members: Iterable[MemberEntry]) -> float:
@@ -354,8 +358,8 @@ def seats_for(
         work.check(works[peer], before, spec)
         held = before.ranges if before is not None else ()
         n_batches = works[peer].steps * works[peer].batch_scale
-        lease, pool, cursor = leases.take(pool, cursor, n_batches - leases.count(held))
-        seats.append(Seat(peer, leases.joined((*held, *lease)), works[peer].batch_scale))
+        lease, pool, cursor = leases.extended(held, pool, cursor, n_batches - leases.count(held))
+        seats.append(Seat(peer, lease, works[peer].batch_scale))
     return tuple(sorted(seats, key=lambda seat: seat.peer)), pool
 
 
@@ -421,30 +425,3 @@ def has_ended(ledger: Ledger, spec: RunSpec) -> str:
     if work.end_tokens and ledger.tokens >= work.end_tokens:
         return f"the run has reached its end of {work.end_tokens} tokens"
     return ""
-
-
-def blame(claims: Mapping[PeerId, Collection[PeerId]]) -> tuple[set[PeerId], set[PeerId]]:
-    """Who is left out after an exchange failed: (senders, reducers).
-
-    `claims` are reducers' words on which senders' rows have not come. A claim is not a proof: one reducer that names
-    many senders is more likely at fault itself than all of them, and a sender that several reducers name is.
-    Greedily the side of a claim that explains most of the claims left is taken, a reducer where both explain as many.
-    """
-    open_claims = {(reducer, sender) for reducer, senders in claims.items() for sender in senders}
-    senders_out: set[PeerId] = set()
-    reducers_out: set[PeerId] = set()
-    while open_claims:
-        by_reducer: dict[PeerId, int] = {}
-        by_sender: dict[PeerId, int] = {}
-        for reducer, sender in sorted(open_claims):
-            by_reducer[reducer] = by_reducer.get(reducer, 0) + 1
-            by_sender[sender] = by_sender.get(sender, 0) + 1
-        reducer = max(sorted(by_reducer), key=by_reducer.__getitem__)
-        sender = max(sorted(by_sender), key=by_sender.__getitem__)
-        if by_sender[sender] > by_reducer[reducer]:
-            senders_out.add(sender)
-            open_claims = {claim for claim in open_claims if claim[1] != sender}
-        else:
-            reducers_out.add(reducer)
-            open_claims = {claim for claim in open_claims if claim[0] != reducer}
-    return senders_out, reducers_out

@@ -48,24 +48,42 @@ class Promising(Dealing):
         """Wait for voters; when they stay away for good, the coordinator opens an epoch, never without a holder."""
         if self._quorum_lost_at is None:
             self._quorum_lost_at, self._seeking_since, self._sought = now, None, False
+        voters = self._said_lacking(absent)
         if now < self._epoch_opens_at(self._quorum_lost_at) or self.me != self._coordinator:
-            return self._wait(f"voters for a quorum: {named(absent)}")
+            return self._wait(f"voters for a quorum: {voters}")
+        if (abstains := self._voter is not None and self._voter.abstains) and not self._fresh_epoch:
+            return self._wait(f"voters for a quorum: {voters}; it opens no epoch, which it may have done already")
         if not self._sought:
             if self._seeking_since is not None and now < self._seeking_since + SEEK_S:
-                return self._wait(f"word whether {named(absent)} or others have newer commits")
+                return self._wait(f"word whether {voters} or others have newer commits")
             if self._seeking_since is None:
                 self._seeking_since = now
                 return [Seek(tuple(member.peer for member in self.members))]
             # Nobody has answered in all that time: nothing newer is to be found.
         if not self._roll(now).seatable():
-            return self._wait(f"voters for a quorum: {named(absent)}, or a member that holds the state")
+            return self._wait(f"voters for a quorum: {voters}, or a member that holds the state")
         # Above all that were ever opened: one on a branch that was given up may have seen a round of this number.
         epoch = max([self.ledger.epoch, *(epoch for epoch, _ in self._used)]) + 1
+        if abstains and self._voter is not None:
+            # In the time that it has lost it may have opened epochs, and signed in them. In this one it can't have.
+            epoch = max(epoch, self._fresh_epoch)
+            self._voter.moved()
         self.ledger = self.ledger.in_epoch(epoch, self._coordinator)
         self._epoch_opened, self._epoch_known_at = True, now
-        self._next_number, self._left, self._bodies = self._unused_number(), {}, {}
-        told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {named(absent)}"
+        self._next_number, self._bodies = self._unused_number(), {}
+        self._left, self._weightless = {}, set()
+        told = f"no quorum for {self.spec.deadlines.minority_wait_s:g} s without {voters}"
         return [Say(f"{told}: epoch {self.ledger.epoch} is opened")]
+
+    def _said_lacking(self, lacking: Collection[PeerId]) -> str:
+        """For people: the voters that are missing, and why this leader is one of them, if it is."""
+        others = [peer for peer in lacking if not self._is_mine(peer)]
+        told = [named(others)] if others else []
+        if len(others) < len(lacking):
+            lost = self._voter is not None and self._voter.abstains
+            why = "has lost what it signed in this round" if lost else "has no observer to compute the digest"
+            told.append(f"this leader, which {why}")
+        return " and ".join(told)
 
     def _begin_epoch(self, now: Instant) -> list[Effect] | None:
         """The first commit of an opened epoch is an empty one, by the coordinator alone: it seats who is here."""

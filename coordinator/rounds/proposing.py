@@ -224,7 +224,7 @@ def deal_faults(evidence: Evidence, ledger: Ledger, spec: RunSpec) -> list[str]:
         faults.append("a commitment of someone not planned")
     if any(commitment.plan != evidence.plan_hash for commitment in evidence.commitments.values()):
         faults.append("a commitment of another plan")
-    excluded = policy.excluded(evidence.commitments, {seat.peer: seat for seat in ledger.seats}, spec)
+    excluded = policy.excluded(evidence.commitments, ledger, spec)
     if [(entry.peer, entry.reason) for entry in deal.excluded] != sorted(excluded.items()):
         faults.append("the excluded are not those that the gate gives")
     dealt = [entry.peer for entry in deal.bandwidths]

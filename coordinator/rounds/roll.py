@@ -134,14 +134,25 @@ class Roll:
             return hint
         return next((peer for peer in self.seats if self.trains(peer)), None)
 
-    def absent_voters(self, me: PeerId, coordinator: PeerId) -> list[PeerId]:
-        """The voters that are missing for a quorum; none when enough are here."""
-        here = {peer for peer in self.ledger.voters if self.members.fresh(peer, self.now)}
-        if me in self.ledger.voters:
-            here.add(me)
-        if policy.is_quorum(here - set(self.left), self.ledger.voters, coordinator, self.left):
+    def lacking_voters(
+        self, me: PeerId | None, coordinator: PeerId, unable: Collection[PeerId], weightless: Collection[PeerId]
+    ) -> list[PeerId]:
+        """The voters without whom nothing can be committed: they are not here, or can't vote. None when enough can.
+
+        Args:
+            me: the leader, if it gives a vote itself and can.
+            unable: voters that have said that they sign nothing in this round.
+            weightless: who has left, and whose weight is out of the quorum.
+        """
+        voters = [peer for peer in self.ledger.voters if peer not in weightless]
+        able = {p for p in voters if p == me or (p not in unable and p not in self.left and self._is_here(p))}
+        reachable = [p for p in able if (member := self.members.get(p)) is not None and member.reachable]
+        if policy.is_quorum(able, voters, coordinator) and policy.spread_enough(able, voters, coordinator, reachable):
             return []
-        return [peer for peer in self.ledger.voters if peer not in here and peer not in self.left]
+        return [peer for peer in voters if peer not in able]
+
+    def _is_here(self, peer: PeerId) -> bool:
+        return self.members.fresh(peer, self.now)
 
     def waits_for_training(self) -> str:
         """For people: for whom the round waits, and how far they are."""

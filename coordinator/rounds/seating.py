@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from coordinator.rounds import work
 from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger
-from coordinator.rounds.members import Member
+from coordinator.rounds.members import PLACE_KEPT_S, Member
 from coordinator.rounds.work import Work
 from protos.messages import PeerId
 from protos.runspec import RunSpec
@@ -19,8 +19,6 @@ from protos.runspec import RunSpec
 COOL_ROUNDS = (0, 1, 2, 4, 8, 16)
 """Rounds without a seat after the n-th failure: the first costs nothing but its round. A round that counts takes one
 failure back."""
-PLACE_KEPT_S = 15.0
-"""So long the place in the queue is kept for who can't be heard."""
 
 
 @dataclass(slots=True)

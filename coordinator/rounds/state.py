@@ -19,6 +19,11 @@ from protos.runspec import RunSpec
 
 RELAY_EVERY_S = 1.0
 """Address records of newcomers are passed on together: each by itself to everyone would be a storm."""
+LEAVES_BYTES = 4 * 2**20
+"""What the LEAVE envelopes of a certificate may take together: beside them its body, and the books and records of a
+Welcome, must fit a message."""
+NUMBERS_KEPT = 2048
+"""Rounds of which used numbers are remembered, and the newest epoch's: half as many when there are more."""
 FAILED_KEPT = 100
 """Failed attempts of a round that its commit tells of: the last ones."""
 
@@ -45,10 +50,12 @@ class RoundState:
         voter_body: the opened body of that record's proposal, if it has one.
         voter_orders: the opened orders of that body.
         specs: further revisions of the RunSpec that are known; `spec` is the one in force.
+        targets: books that a rollback might go back to, as far as they are known, by their heads.
         epoch: an epoch that this leader has opened after the head, from its journal; the head's own if it opened none.
         head_since: when the head came to this process, if that was before now.
         relay: whether members' address records are passed on to the others.
         signed_head: the newest head that the coordinator has signed, as it is passed on; the coordinator signs its own.
+        fresh_epoch: a number that no epoch can have had in a time which this leader doesn't remember; 0: none is known.
     """
 
     def __init__(
@@ -67,10 +74,12 @@ class RoundState:
         voter_body: Body | None = None,
         voter_orders: tuple[OpenedOrder, ...] = (),
         specs: Mapping[int, RunSpec] | None = None,
+        targets: Mapping[bytes, Ledger] | None = None,
         epoch: int = 0,
         head_since: Instant | None = None,
         relay: bool = True,
         signed_head: bytes = b"",
+        fresh_epoch: int = 0,
     ) -> None:
         self.me, self.spec, self.ledger, self.commit = me, spec, ledger, commit
         self._sealer, self._coordinator, self._relay = sealer, coordinator, relay
@@ -82,6 +91,10 @@ class RoundState:
         if self._epoch_opened:
             self.ledger = ledger.in_epoch(epoch, coordinator)
         self._quorum_lost_at: Instant | None = None
+        self._abstaining: set[PeerId] = (
+            set()
+        )  # voters that have said on their line that they sign nothing in this round
+        self._abstained: set[PeerId] = set()  # and those who said so on an earlier one, and have signed nothing since
         self._seats: dict[PeerId, Seat] = {seat.peer: seat for seat in ledger.seats}
         self._attempt: Attempt | None = None
         self._first_number = 0 if me == coordinator else 1  # number 0 is the coordinator's, who needs no promises
@@ -93,9 +106,11 @@ class RoundState:
         self._used = dict(numbers or {})  # numbers by epoch and round: none may be used again, whatever came between
         self._round_began_at = now
         self._retry_at = now
+        self._probed_at = Instant(-math.inf)  # when those who can't be reached were tried again
         self._n_retries = 0
         self._failed: list[AttemptFailed] = []
         self._left: dict[PeerId, tuple[Leave, bytes]] = {}
+        self._weightless: set[PeerId] = set()  # those of them whose LEAVE takes no weight out of a quorum
         self._leaving: dict[PeerId, tuple[Leave, bytes]] = {}  # who will not be there in the next round
         self._bodies: dict[bytes, Body] = {}  # opened bodies of this round's proposals, by their bytes
         self._body_orders: dict[bytes, tuple[OpenedOrder, ...]] = {}  # and their orders
@@ -106,11 +121,12 @@ class RoundState:
         self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
         self._pending: list[OpenedOrder] = []  # orders that no commit carries yet, by their numbers
         self._given: dict[int, OpenedOrder] = {}  # all that the operator has given here and that could be obeyed
-        self._targets: dict[bytes, Ledger] = {}  # books to go back to, by their heads
+        self._unsound: list[tuple[OpenedOrder, str]] = []  # orders that can't be obeyed any more, and have to be said
+        self._targets: dict[bytes, Ledger] = dict(targets or {})  # books to go back to, by their heads
         self._was_paused = ledger.paused
         if voter is not None and voter.record is not None:
             self._know(voter.record.proposal, voter_body, voter_orders)
-        self._signed_head = signed_head
+        self._signed_head, self._fresh_epoch = signed_head, fresh_epoch
         self._epoch_known_at = now  # since when this process knows the head's epoch
         self._stepping_down = ""  # why this stand-in ends after the attempt
         self._ahead: dict[PeerId, Instant] = {}  # who has named commits that are not here, and when it was asked last
@@ -152,16 +168,21 @@ class RoundState:
         """The head is another one: what concerned the round before is over."""
         self._ledger_bytes = self.ledger.to_bytes()
         self._seats = {seat.peer: seat for seat in self.ledger.seats}
+        if len(self._used) > NUMBERS_KEPT:
+            newest, since = max(self._used), self.ledger.round - NUMBERS_KEPT // 2
+            self._used = {key: number for key, number in self._used.items() if key[1] > since or key == newest}
         self._attempt, self._next_number, self._n_retries = None, self._unused_number(), 0
         self._round_began_at = self._retry_at = self._head_since = now
         here = (self.ledger.epoch, self.ledger.round + 1)
         leaving, self._leaving = self._leaving, {}
         self._left = {peer: kept for peer, kept in leaving.items() if (kept[0].epoch, kept[0].round) == here}
+        self._weightless = set()
         self._failed, self._digests, self._bodies, self._body_orders = [], {}, {}, {}
         self._unhad, self._n_outbid, self._n_untrue, self._named = set(), {}, {}, {}
         self._proposed_here, self._told_of, self._judged = set(), set(), {}
         self._out_senders, self._out_reducers, self._unable = set(), set(), set()
         self._awaited = self._quorum_lost_at = None
+        self._abstaining, self._abstained = set(), set()
         self._cut_at, self._reckoned_at, self._announced, self._cut = Instant(math.inf), None, False, False
         self._uncommitted = set()
         self._sought, self._seeking_since, self._epoch_opened = False, None, False
@@ -184,10 +205,24 @@ class RoundState:
         enough, began_at = work.steps_min(self.spec), self._round_began_at
         return Roll(self.members, self.ledger, self._seats, self._left, self._out_senders, enough, began_at, now)
 
-    def _absent_voters(self, now: Instant) -> list[PeerId]:
-        """The voters that are missing for a quorum; none when enough are here."""
-        me = PeerId("") if self._voter is None else self.me
-        return self._roll(now).absent_voters(me, self._coordinator)
+    def _lacking_voters(self, now: Instant, *, empty: bool) -> list[PeerId]:
+        """The voters that are missing for a quorum; none when enough are here and can vote.
+
+        `empty`: on a round without contributions, for which this leader's own vote needs nobody's digest.
+        """
+        return self._lacking_without(self._abstaining, now, empty=empty)
+
+    def _lacking_without(self, unable: Collection[PeerId], now: Instant, *, empty: bool) -> list[PeerId]:
+        """`_lacking_voters`, where these can't vote."""
+        roll, out = self._roll(now), self._left_for(None)
+        lacking = roll.lacking_voters(None, self._coordinator, unable, out)
+        if lacking and self._voter is not None and not self._voter.abstains and (empty or self._can_vote(now)):
+            return roll.lacking_voters(self.me, self._coordinator, unable, out)
+        return lacking
+
+    def _can_vote(self, now: Instant) -> bool:
+        """Whether this leader's own vote on contributions may come: an observer is there to compute the digest."""
+        return any(member.observer and self.members.expected(member.peer, now) for member in self.members)
 
     def _train_ends_at(self) -> Instant:
         return Instant(self._round_began_at + self.spec.deadlines.train_limit_s)
@@ -240,9 +275,23 @@ class RoundState:
 
     # -- numbers and leaves ------------------------------------------------------------------------------------
 
-    def _left_for(self, attempt: Attempt) -> set[PeerId]:
-        """Whose LEAVE takes weight out of an attempt's quorum: not if its sender promised not to heed the attempt."""
-        return {peer for peer, (leave, _) in self._left.items() if policy.heeds(leave, attempt.number, self.me)}
+    def _left_for(self, attempt: Attempt | None) -> set[PeerId]:
+        """Whose LEAVE takes weight out of an attempt's quorum: not if its sender promised not to heed the attempt.
+
+        Each stands in the commit's certificate, and may carry a proposal: the shortest ones count, as far as there is
+        room. Who else has left is merely absent, which is always safe. None: of an attempt that is still to come.
+        """
+        found: set[PeerId] = set()
+        n_bytes = 0
+        leaves = [(len(raw), peer, leave) for peer, (leave, raw) in self._left.items() if peer in self.ledger.voters]
+        for length, peer, leave in sorted(leaves, key=lambda each: each[:2]):
+            if peer in self._weightless or (attempt is not None and not policy.heeds(leave, attempt.number, self.me)):
+                continue
+            n_bytes += length
+            if n_bytes > LEAVES_BYTES:
+                break
+            found.add(peer)
+        return found
 
     def _unused_number(self) -> int:
         """The first number of the round after the head that this leader has never used."""

@@ -34,6 +34,8 @@ from protos.messages import (
 from protos.runspec import RunSpec
 
 ATTEMPTS_MAX = 2**31 - 1
+ABSTAINS = "abstains"
+"""What the reason begins with by which a voter says that it signs nothing in this round, whatever it is asked."""
 NOBODY = PeerId("")
 
 R = TypeVar("R", Promise, Leave)
@@ -182,11 +184,12 @@ class Voter:
         if self.me not in ledger.voters:
             return "not a voter of this round"
         if self._lost:
-            return "abstains until the next commit: its record of this round is lost"
+            return f"{ABSTAINS} until the next commit: its record of this round is lost"
         if self.has_left(ledger):
             return "has left this round"
         if self._forgot(ledger):
-            return f"has signed in round {self._signed[ledger.epoch]} already: its state is older than its record"
+            signed = self._signed[ledger.epoch]
+            return f"{ABSTAINS}: it has signed in round {signed} already, and its state is older than its record"
         if not 0 <= asked.attempt <= ATTEMPTS_MAX:
             return f"{asked.attempt} is no attempt's number"
         if asked.attempt == 0 and asked.leader != ledger.voters[-1]:

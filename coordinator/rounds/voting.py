@@ -18,7 +18,7 @@ from coordinator.rounds.events import (
 from coordinator.rounds.ledger import fold
 from coordinator.rounds.members import listed, named
 from coordinator.rounds.ordering import Ordering
-from coordinator.rounds.state import FAILED_KEPT, InvariantBroken
+from coordinator.rounds.state import FAILED_KEPT, LEAVES_BYTES, InvariantBroken
 from protos import limits
 from protos.hashes import body_hash, commit_hash
 from protos.messages import (
@@ -41,7 +41,13 @@ UNHAD = "results: "
 """What the reason begins with by which a voter says that the results of a proposal could not be had."""
 RETRY_FIRST_S = 0.25
 RETRY_MAX_S = 10.0
+PROBE_EVERY_S = 30.0
+"""While rounds fail since nobody can be reached, all are tried again so often: longer than a try takes."""
 UNSIGNED_S = 24 * 3600.0
+FIELD_BYTES = 8
+"""What stands around one item of a list, at most."""
+COMMIT_EXTRA_BYTES = 4096
+"""What else a commit holds."""
 REASON_MOST = 1000
 """Characters of a reason, below the wire's limit."""
 
@@ -71,15 +77,20 @@ class Voting(Ordering):
             left=list(self._left),
             orders=orders,
         )
+        try:
+            raw = self._sealer.encode(body)
+        except ValueError as error:
+            return self._fail(f"what it comes to can't be proposed: {error}", now)
         proposal = Proposal(
-            body=self._sealer.encode(body),
+            body=raw,
             plan=attempt.plan_envelope if evidence else b"",
             deal=attempt.deal_envelope if evidence else b"",
             results=tuple(attempt.results[peer][1] for peer in sorted(attempt.results)) if evidence else (),
             result_hashes=proposing.result_hashes(evidence, self.spec) if evidence else (),
             redeal=attempt.redeal_envelope if evidence else b"",
         )
-        return [Persist(proposal), *self._propose(proposal, body, orders.given, now)]
+        proposed = self._propose(proposal, body, orders.given, now)
+        return [Persist(proposal), *proposed] if self._attempt is attempt else proposed
 
     def _propose(self, proposal: Proposal, body: Body, orders: tuple[OpenedOrder, ...], now: Instant) -> list[Effect]:
         attempt = self._running()
@@ -90,7 +101,12 @@ class Voting(Ordering):
             return self._fail(f"the books after round {rollback.order.round}, to go back to, are not here", now)
         attempt.proposal, attempt.body, attempt.body_hash = proposal, body, body_hash(proposal.body)
         attempt.deadline_at = Instant(now + self.spec.deadlines.vote_s * LEADER_SLACK)
-        attempt.propose_envelope = self._sealer.seal(self._propose_message(attempt))
+        if (n_bytes := _commit_bytes(proposal)) > limits.MESSAGE_BYTES:
+            return self._fail(f"its commit could take {n_bytes} bytes, at most {limits.MESSAGE_BYTES} can be", now)
+        try:
+            attempt.propose_envelope = self._sealer.seal(self._propose_message(attempt))
+        except ValueError as error:
+            return self._fail(f"what it comes to can't be proposed: {error}", now)
         attempt.refused.clear()
         attempt.rejected.clear()
         self._enter(Phase.VOTE)
@@ -116,7 +132,8 @@ class Voting(Ordering):
             voters = [voter for voter in self.ledger.voters if voter not in left]
             if policy.spread_enough(signers, voters, self._coordinator, reachable):
                 return effects + self._committed(attempt, digest, signers, left, now)
-        if now >= attempt.deadline_at or (not self._can_commit(attempt, now) and self._could_open(now)):
+        hopeless = not self._can_commit(attempt, now) and (self._could_open(now) or self._is_rejected(attempt))
+        if now >= attempt.deadline_at or hopeless:
             # A reducer whose results are not what it signed, or not to be had, is not asked again in this round.
             reasons = attempt.refused.values()
             unhad = any(UNHAD in reason for reason in reasons)
@@ -124,9 +141,17 @@ class Voting(Ordering):
                 self._unhad.add(attempt.proposal.body)
             self._out_reducers |= {peer for peer in attempt.results if any(peer in reason for reason in reasons)}
             return effects + self._fail("no quorum of votes" + because(attempt.refused), now)
-        missing = set(self.ledger.voters) - set(attempt.votes) - {self._coordinator}
-        self._wait(f"votes of {named(missing)}")
+        self._wait(self._awaited_votes(attempt))
         return effects or None
+
+    def _awaited_votes(self, attempt: Attempt) -> str:
+        """For people: whose votes may still come."""
+        silent = [peer for peer in self.ledger.voters if peer not in attempt.votes and peer not in attempt.refused]
+        others = [peer for peer in silent if peer not in (self._coordinator, *self._left)]
+        told = [f"votes of {named(others)}"] if others else []
+        if any(self._is_mine(peer) for peer in silent):
+            told.append("the observer's digest, for this leader's own vote")
+        return " and ".join(told) or f"other votes than those of {named(attempt.votes)}"
 
     def _can_commit(self, attempt: Attempt, now: Instant) -> bool:
         """Whether the votes that have come and those that may still come would make a quorum."""
@@ -146,13 +171,10 @@ class Voting(Ordering):
         left = self._left_for(attempt) - set(attempt.votes)
         return not policy.is_quorum(able, self.ledger.voters, self._coordinator, left)
 
-    def _can_vote(self, now: Instant) -> bool:
-        """Whether this leader's own vote may still come: an observer is there to compute the digest."""
-        return any(member.observer and self.members.expected(member.peer, now) for member in self.members)
-
     def _could_open(self, now: Instant) -> bool:
         """Whether another attempt could be opened now. If not, giving this one up would gain nothing."""
-        return not self._absent_voters(now)
+        body = self._running().body
+        return not self._lacking_voters(now, empty=body is not None and body.outcome is Outcome.EMPTY)
 
     def _own_vote(self, attempt: Attempt) -> list[Effect]:
         """This leader's own vote, once the digest is known: the head's for an empty round, else the observer's word."""
@@ -196,12 +218,18 @@ class Voting(Ordering):
         for member in self.members:
             if member.connected:
                 member.told_head_at = now
-        # Who could not be reached, or was blamed for it, is tried again.
-        probes = [
-            Probe(m.peer, m.record.grpc) for m in self.members if m.connected and m.record.grpc and not m.reachable
-        ]
         evicted = self._put_out(attempt.body, now)
+        probes = self._probe_again(now)
         return [committed, Tell(here, self.commit), *self._sign_head(now, here), *evicted, *probes, *map(Say, told)]
+
+    def _probe_again(self, now: Instant, every_s: float = 0.0) -> list[Effect]:
+        """Who could not be reached, or was blamed for it, is tried again, unless it was lately: a probe that runs
+        gives way to a new one."""
+        if now < self._probed_at + every_s:
+            return []
+        self._probed_at = now
+        unreached = [m for m in self.members if m.connected and m.record.grpc and not m.reachable]
+        return [Probe(member.peer, member.record.grpc) for member in unreached]
 
     def _sign_head(self, now: Instant, here: tuple[PeerId, ...]) -> list[Effect]:
         """The coordinator's word that this head is the run's: newcomers start from it, and nobody goes behind it.
@@ -228,6 +256,13 @@ class Voting(Ordering):
         self._enter(Phase.TRAIN)
         told = f"attempt {attempt.number} of round {failed.round} failed: {reason}"
         return [Say(told), Tell(self._members_here(), failed)]
+
+
+def _commit_bytes(proposal: Proposal) -> int:
+    """The most that a proposal's commit takes, whoever votes for it and leaves meanwhile."""
+    votes = limits.VOTERS * (limits.VOTE_BYTES + limits.ENVELOPE_EXTRA_BYTES)
+    hashes = sum(len(hash_) + FIELD_BYTES for hash_ in proposal.result_hashes)
+    return len(proposal.body) + hashes + votes + LEAVES_BYTES + COMMIT_EXTRA_BYTES
 
 
 def because(refused: dict[PeerId, str]) -> str:

@@ -29,8 +29,8 @@ class Chain(CatchingUp):
         leader = event.welcome.leader
         left: list[Effect] = self._signed(event.signed_head) if event.signed_head is not None else []
         if why := self._why_stay(event.ledger, leader, now):
+            left += [] if leader in self._strayed else [fx.Say(why)]
             self._strayed.add(leader)
-            left.append(fx.Say(why))
         else:
             self._strayed.discard(leader)
             self._newest = ev.CommitHeard(
@@ -178,11 +178,10 @@ class Chain(CatchingUp):
         if mine is not None and mine.counted:
             self._accepted += 1
         elif mine is not None:
-            self._rejected[mine.reason] = self._rejected.get(mine.reason, 0) + 1
+            self._rejected.note(mine.reason)
             effects.append(fx.Say(f"round {heard.body.round} did not count this node: {mine.reason}"))
         elif heard.body.outcome is Outcome.COMMITTED and self._training is not None:
-            reason = "not planned"
-            self._rejected[reason] = self._rejected.get(reason, 0) + 1
+            self._rejected.note("not planned")
             if n := self._training.step:
                 why = f" (paused by {', '.join(self._paused_by)})" if self._paused_by else ""
                 text = f"round {heard.body.round} went on without this node{why}: its {n} steps are dropped"
@@ -191,7 +190,7 @@ class Chain(CatchingUp):
         effects += self._learn_orders(heard.orders)
         effects += self._moved()
         if self._rounds is not None and self._accepted >= self._rounds:
-            return [*effects, *self._leave(f"done: {self._accepted} rounds")]
+            return [*effects, *self._leave(f"done: {self._accepted} rounds", now)]
         return [*effects, *self._follow(now)]
 
     def _said_empty(self, body: Body) -> list[Effect]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from aggregation.exchange import Combined, Expired, Stalled
-from coordinator.rounds import work
+from coordinator.rounds import policy, work
 from coordinator.rounds.events import Instant
 from node.session import effects as fx
 from node.session import events as ev
@@ -31,7 +31,7 @@ class Session(Voting):
 
     def handle(self, event: Event, now: Instant) -> list[Effect]:
         """Take in an event; what should happen, in order."""
-        effects = [*self._handle(event, now), *self._stand_in(now)]
+        effects = [*self._handle(event, now), *self._ask_for_specs(), *self._stand_in(now)]
         state = self.state()
         self._idle.note(self._works(), self.ledger.round + 1 if self.ledger else 0, now)
         if state != self._said_state:
@@ -111,7 +111,7 @@ class Session(Voting):
             inner_loss=training.inner_loss if training else 0.0,
             digest=self.ledger.digest if self.ledger else b"",
             accepted=self._accepted,
-            rejected=dict(self._rejected),
+            rejected=self._rejected.counts(),
             waiting_for=self._waiting_for(),
             since=self._state_since if self._line else self._line_changed_at,
             role="observer" if self._observer else ("member" if training else "waiting"),
@@ -136,7 +136,7 @@ class Session(Voting):
             case ev.HeadSigned():
                 return self._signed(event)
             case ev.Led(leads):
-                self._succession.led(leads)
+                self._succession.led(leads, now)
                 return []
             case ev.Planned():
                 return self._planned(event, now)
@@ -200,7 +200,7 @@ class Session(Voting):
                     self._combined.note(part.set_hash, inner)
                 return self._in_exchange(part, part.exchange.handle(inner))
             case ev.LeaveAsked(reason, keeps_seat):
-                return self._leave(reason, keeps_seat)
+                return self._leave(reason, now, keeps_seat)
             case ev.PauseAsked(who, paused):
                 return self._pause(who, paused)
             case ev.Woke():
@@ -230,9 +230,18 @@ class Session(Voting):
             self._left = True
             days = self.spec.deadlines.max_absence_s / 86400
             return [fx.Stop(4, f"the coordinator has been away for {days:g} days: the state is kept for its return")]
-        ledger, settled = self.ledger, not (self._fetching or self._asking or self._commit or self._left)
-        can_lead = self._stands_in and settled and not self._voter.abstains and self._reachable is not False
-        return self._succession.advance(ledger, can_lead, self._promised(), now, ready=self._has_trained())
+        return self._succession.advance(self.ledger, self._can_lead(), self._promised(), now, ready=self._has_trained())
+
+    def _can_lead(self) -> bool:
+        """Whether this member may stand in: it holds a head to go on from, and all that a round after it is made by."""
+        ledger = self.ledger
+        if ledger is None or not self._stands_in or self._reachable is False or self._voter.abstains:
+            return False
+        if self._fetching or self._asking or self._commit:
+            return False
+        if self._lacks_spec() or self._unknown_revisions():
+            return False
+        return not policy.has_ended(ledger, self.spec)
 
     def _promised(self) -> int:
         return self._voter.promised(self.ledger) if self.ledger is not None else -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from coordinator.rounds.ledger import Ledger, LedgerError, fold, rollback_of
 from coordinator.rounds.orders import Orders
@@ -32,14 +32,9 @@ class Obeying(Working):
             )
             effects += self._pause(OPERATOR, ledger.paused)
         spec = self.specs.get(ledger.spec_revision)
-        if spec is None:
-            if self._asked_revision != ledger.spec_revision:
-                self._asked_revision = ledger.spec_revision
-                effects.append(fx.FetchSpec(ledger.spec_revision))
-            return effects
-        self._asked_revision = 0
-        if spec.revision != self.spec.revision:
+        if spec is not None and spec.revision != self.spec.revision:
             self.spec = spec
+            self._succession.amend(spec.deadlines)
             effects += [fx.Amended(spec), fx.Say(f"revision {spec.revision} of the run's settings is in force")]
         return effects
 
@@ -47,10 +42,27 @@ class Obeying(Working):
         """Whether the settings in force are not known here: nothing can be trained or judged by them."""
         return self.ledger is not None and self.ledger.spec_revision != self.spec.revision
 
+    def _unknown_revisions(self) -> list[int]:
+        """The revisions of the RunSpec that are in force or to come, and not known here.
+
+        Who came by a state, or past the commit that carried an amendment, has not heard what it brings.
+        """
+        ledger = self.ledger
+        wanted = (ledger.spec_revision, ledger.next_revision) if ledger is not None else ()
+        return [revision for revision in wanted if revision and revision not in self.specs]
+
+    def _ask_for_specs(self) -> list[Effect]:
+        """Fetch what is not known, each once: whoever fetches it tries until it has come."""
+        asked = [revision for revision in self._unknown_revisions() if revision not in self._asked_revisions]
+        self._asked_revisions.update(asked)
+        return [fx.FetchSpec(revision) for revision in asked]
+
     def _spec_known(self, spec: RunSpec) -> list[Effect]:
-        """A revision has come that was asked for; or one that is to be in force later."""
+        """A revision has come that was asked for: one that is in force, or is to be later."""
+        lacked = self._lacks_spec()
         self.specs[spec.revision] = spec
-        return [*self._obey(), *(self._begin_round() if self._training is None else [])]
+        self._asked_revisions.discard(spec.revision)
+        return [*self._obey(), *(self._begin_round() if lacked and self._training is None else [])]
 
     def _learn_orders(self, orders: Iterable[OpenedOrder]) -> list[Effect]:
         """Keep the revisions that a commit's orders bring."""
@@ -77,6 +89,11 @@ class Obeying(Working):
             return []
         self._restoring = event
         return [fx.Restore(rollback.order.spec, rollback.order.round, event.body_hash)]
+
+    @property
+    def targets(self) -> Mapping[bytes, Ledger]:
+        """The books of states that were restored in this round, to go back to, by their heads."""
+        return self._targets
 
     def _goes_back(self, heard: ev.CommitHeard) -> bool:
         """Whether a commit leads back to a state that does not stand beside the held one: it is fetched like any."""

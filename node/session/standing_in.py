@@ -52,6 +52,12 @@ class Succession:
         self._followed: tuple[PeerId, ...] = ()
         self._asked = self.leads = False
         self._stepping_down = False
+        self._rests_until = now
+
+    def amend(self, deadlines: DeadlineSpec) -> None:
+        """Other deadlines are in force."""
+        self._stand_in_s = deadlines.stand_in_s
+        self._turns_held.amend(deadlines)
 
     # -- what comes in ----------------------------------------------------------------------------------------
 
@@ -80,12 +86,13 @@ class Succession:
         if leader != self._coordinator:
             self._heard.pop(leader, None)
 
-    def led(self, leads: bool) -> None:
-        """This member leads now, or no longer."""
+    def led(self, leads: bool, now: Instant) -> None:
+        """This member leads now, or no longer: then it lets as much time pass as goes before anybody's turn."""
         self.leads = self._asked = leads
         self._stepping_down = False
         if not leads:
             self.said_goodbye(self._me)
+            self._rests_until = Instant(now + self._stand_in_s)
 
     @property
     def head_since(self) -> Instant:
@@ -112,6 +119,10 @@ class Succession:
         A line to it stays up as long as it likes, so what it says there may be no more than a lie would be worth.
         """
         return leader not in ("", self._coordinator) and self._is_heard(self._coordinator, now)
+
+    def hears_coordinator(self, now: Instant) -> bool:
+        """Whether there is a line to the coordinator on which it is heard."""
+        return self._coordinator in self._up and self._is_heard(self._coordinator, now)
 
     def why_not(self, leader: PeerId, ledger: Ledger, now: Instant) -> str:
         """Why a number is not to be promised to a leader: one whose turn came before is still heard. Or nothing."""
@@ -148,7 +159,8 @@ class Succession:
             effects.append(fx.StepDown(reason))
         due = [] if here else [peer for peer, at in turns if now >= at]
         self._come_again(due, ledger, now)
-        if self._me in due and can_lead and not self._asked and not self._why_step_down(ledger, now):
+        may_ask = can_lead and not self._asked and now >= self._rests_until
+        if self._me in due and may_ask and not self._why_step_down(ledger, now):
             self._asked = True
             effects.append(fx.Lead())
         lately = [peer for peer in self._heard if self._is_heard(peer, now)]
@@ -164,7 +176,7 @@ class Succession:
         """When a turn comes, if nobody is heard until then."""
         if self._is_heard(self._coordinator, now):
             return Instant(max(self._last_word_at, self._heard[self._coordinator]) + self._patience_s(number))
-        due = [at for _, at in self._turns(ledger, number)]
+        due = [self._rests_until, *(at for _, at in self._turns(ledger, number))]
         holder = self._holder(ledger, now)
         if ledger is not None and holder is not None:
             due += [at for at in (self._turns_held.ends_at(holder, ledger),) if at is not None]
@@ -216,7 +228,7 @@ class Succession:
             yield peer, Instant(self._last_word_at + (rank + 1) * patience_s)
 
     def _why_step_down(self, ledger: Ledger | None, now: Instant) -> str:
-        if self._coordinator in self._up and self._is_heard(self._coordinator, now):
+        if self.hears_coordinator(now):
             return "the coordinator is back"
         if ledger is None:
             return "the state is lost"

@@ -13,6 +13,7 @@ from node.session.effects import Effect
 from node.session.events import HeadSigned
 from node.session.idle import IdleClock
 from node.session.part import CombinedHere, Part, Training
+from node.session.reasons import Reasons
 from node.session.standing_in import Succession
 from protos.messages import PeerId
 from protos.runspec import RunSpec
@@ -52,10 +53,13 @@ class SessionState:
         signed_head: HeadSigned | None = None,
         specs: Mapping[int, RunSpec] | None = None,
     ) -> None:
-        self.me, self.spec, self._sealer, self._coordinator = me, spec, sealer, coordinator
+        self.me, self._sealer, self._coordinator = me, sealer, coordinator
+        self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
+        self.spec = spec if ledger is None else self.specs.get(ledger.spec_revision, spec)
+        self._asked_revisions: set[int] = set()  # of the RunSpec, that are being fetched
         self._voter, self.ledger, self._observer, self._rounds = voter, ledger, observer, rounds
         self._line = False
-        self._succession = Succession(me, coordinator, spec.deadlines, now)
+        self._succession = Succession(me, coordinator, self.spec.deadlines, now)
         self._leader_now: PeerId | None = None
         self._stands_in = stands_in and not observer
         self._signed_head = signed_head.head if signed_head else None
@@ -91,14 +95,10 @@ class SessionState:
         self._lost_round = 0
         self._left = False
         self._paused_by: dict[str, None] = {"operator": None} if ledger is not None and ledger.paused else {}
-        self.specs: dict[int, RunSpec] = {spec.revision: spec, **(specs or {})}
-        self._asked_revision = 0  # the revision of the RunSpec that is being fetched
-        if ledger is not None:
-            self.spec = self.specs.get(ledger.spec_revision, spec)
         self._targets: dict[bytes, Ledger] = {}  # books of states that were restored in this round, by their heads
         self._restoring: ev.Proposed | None = None  # whose state to go back to is not here yet
         self._accepted = 0
-        self._rejected: dict[str, int] = {}
+        self._rejected = Reasons()
         self._empty_said = ""
         self._reachable: bool | None = None
         self._heartbeat_at = now

@@ -42,6 +42,10 @@ class Turns:
         self.head_at = self.head_since = now
         self._ready_at: Instant | None = None  # when this member had made all its steps
 
+    def amend(self, deadlines: DeadlineSpec) -> None:
+        """Other deadlines are in force, for turns that have begun too."""
+        self._deadlines = deadlines
+
     def attempted(self, leader: PeerId, now: Instant) -> None:
         """A word of an attempt of a stand-in's has come: training is over for it."""
         turn = self._turns.setdefault(leader, Turn(now))

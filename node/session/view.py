@@ -21,7 +21,7 @@ class View:
     inner_loss: float
     digest: bytes
     accepted: int  # rounds that counted this member, as the commits say
-    rejected: Mapping[str, int]
+    rejected: Mapping[str, int]  # rounds that did not, by kind of reason: without its figures
     waiting_for: str
     since: Instant
     role: str

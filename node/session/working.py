@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.rounds import policy, work
+from coordinator.rounds.events import Instant
 from node.session import effects as fx
 from node.session import events as ev
 from node.session.effects import Effect
@@ -113,14 +114,21 @@ class Working(SessionState):
 
     # -- leaving ----------------------------------------------------------------------------------------------
 
-    def _leave(self, reason: str, keeps_seat: bool = False) -> list[Effect]:
+    def may_give_its_seat_back(self, now: Instant) -> bool:
+        """Whether the coordinator would hear this member leave; without that it keeps its seat."""
+        return self._line and self._succession.hears_coordinator(now)
+
+    def _leave(self, reason: str, now: Instant, keeps_seat: bool = False) -> list[Effect]:
         """Say so as a last promise in the round after the newest commit that extends the held state, and stop.
 
         Who takes part in an attempt may be a voter of the round after that one, too: what is proposed by now says so,
         and only this member can tell that it will not be there. Where many go at once, the others would wait for a
         quorum. So its last promise covers both.
 
-        While nobody leads there is nobody to say it to: the node keeps its seat and goes on in it when started again.
+        While the coordinator isn't heard nothing is signed: the node keeps its seat and goes on in it when it is
+        started again. Where nobody leads there is nobody to say it to. Under a stand-in a last promise can't be taken
+        back before the round is over, and no member knows who else gives one: once too many have, nobody could end
+        that round before the coordinator is back. Its silence costs the others a heartbeat timeout.
         """
         if self._left:
             return []
@@ -128,11 +136,13 @@ class Working(SessionState):
         held = self.ledger
         takes_part = held is not None and (self._part is not None or self._voter.promised(held) >= 0)
         effects: list[Effect] = self._drop_part()
-        if (keeps_seat or not self._line) and not self._observer:
-            why = "" if keeps_seat else "no leader could be told, so "
-            return [*effects, fx.Stop(0, f"{reason}; {why}the seat is kept for a restart")]
+        if self._observer:
+            return [*effects, fx.Stop(0, reason)]
+        if keeps_seat or not self.may_give_its_seat_back(now):
+            why = "no leader could be told, so " if not self._line else "the coordinator is away, so "
+            return [*effects, fx.Stop(0, f"{reason}; {'' if keeps_seat else why}the seat is kept for a restart")]
         ledger = self._after or held
-        leave = self._voter.leave(ledger) if ledger is not None and not self._observer else None
+        leave = self._voter.leave(ledger) if ledger is not None else None
         if leave is not None and ledger is not None:
             leaves = [leave, *([self._voter.leave_next(ledger)] if takes_part and ledger is held else [])]
             effects += [fx.Persist(each) for each in reversed(leaves)]  # the first one stays the record

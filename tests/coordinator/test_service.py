@@ -362,7 +362,7 @@ def test_a_member_that_falls_silent_loses_its_line(monkeypatch: pytest.MonkeyPat
         _, item = await made.arrives(ALICE)
         assert await made.next() == Departed(item.line, "no heartbeat in 0.05 s")
 
-    served(scene, silence_s=0.05)
+    served(scene, silence_s=lambda: 0.05)
 
 
 def test_a_taken_port_is_an_error() -> None:

@@ -21,22 +21,45 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509 import load_der_x509_certificate
 
 from coordinator import app, listening, operating
-from coordinator.app import serve
+from coordinator.app import OUTSIDE, Outside, serve
+from coordinator.bulletin import Bulletin
 from coordinator.children import Child, Supervised
 from coordinator.commanding import Wish, command
+from coordinator.config import amend
 from coordinator.control import Caller, find
 from coordinator.errors import CoordinatorError, MachineError, StateError
-from coordinator.folder import RunFolder
+from coordinator.folder import RunFolder, read_founded, read_identity
+from coordinator.leading.driver import Driver
 from coordinator.places import ServeOptions, find_places
+from coordinator.rounds.events import Learned
+from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.machine import Rounds
+from coordinator.rounds.orders import Orders
+from coordinator.rounds.proposing import build_body
 from protos import limits
+from protos.hashes import body_hash, commit_hash
 from protos.invite import parse
-from protos.messages import Addresses, AdmitResponse, Goodbye, Hello, Operator, RunInfo, Welcome
-from protos.orders import Kind
+from protos.messages import (
+    Addresses,
+    AdmitResponse,
+    Commit,
+    Goodbye,
+    Hello,
+    Operator,
+    Order,
+    PeerId,
+    Records,
+    RunInfo,
+    Vote,
+    Welcome,
+)
+from protos.orders import Kind, open_order, open_spec, seal_order, seal_spec
 from protos.records import seal_record
+from protos.runspec import RunSpec
+from protos.sealer import KeySealer
 from protos.services import LEADER_LINE
 from protos.signing import Identity, Purpose, unseal
-from protos.wire import decode, decode_leader_frame, encode_member_frame
+from protos.wire import decode, decode_leader_frame, encode, encode_member_frame
 from tests.coordinator.made import admit_request, csr, identity, make_run, record
 
 ALICE = identity(10)
@@ -69,13 +92,15 @@ def no_observer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Supervised, "FIRST_DELAY_S", 60.0)
 
 
-def serving(path: Path, scene: Callable[[Said], Coroutine[Any, Any, None]], **changes: Any) -> Said:
+def serving(
+    path: Path, scene: Callable[[Said], Coroutine[Any, Any, None]], outside: Outside = OUTSIDE, **changes: Any
+) -> Said:
     """Serve the folder, play the scene, and stop with a signal as an operator would."""
     said = Said()
     options = ServeOptions(path, **{"http": ANY, "listen": ANY, "dht": ANY, **changes})
 
     async def main() -> None:
-        task = asyncio.ensure_future(serve(options, said.said.append, said.show))
+        task = asyncio.ensure_future(serve(options, said.said.append, said.show, outside))
         invited = asyncio.ensure_future(said.invited.wait())
         try:
             await asyncio.wait((task, invited), return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +238,7 @@ def test_a_run_of_another_protocol_is_not_served(tmp_path: Path, monkeypatch: py
     """Nobody could join it: an old node is told another version by us, a new one by the run's settings."""
     folder = make_run(tmp_path / "run")
     monkeypatch.setattr(limits, "PROTOCOL", limits.PROTOCOL + 1)
-    with pytest.raises(StateError, match="made for protocol .* serve it with the version of Barnraise that made it"):
+    with pytest.raises(StateError, match=r"made for protocol .* serve it with the version of Barnraise that made it"):
         asyncio.run(serve(ServeOptions(folder.path, ANY, ANY, ANY), print, print))
 
 
@@ -276,6 +301,87 @@ def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
     serving(folder.path, paused)
     serving(folder.path, look)
     assert "paused" in waiting[0]
+
+
+def amending(folder: RunFolder, ledger: Ledger, *sets: str) -> Learned:
+    """A commit with an amendment that was never given here: another coordinator's, from before this copy of the folder
+    was put back."""
+    founded, run = read_founded(folder), read_identity(folder.keys / "run.pem")
+    coordinator = read_identity(folder.keys / "coordinator.pem")
+    spec = amend(founded.spec, sets)
+    raw = seal_order(run, Order(founded.run, 1, "amend", PeerId(""), 0, seal_spec(run, spec), ""))
+    order = open_order(raw, run=founded.run, coordinator=coordinator.peer)
+    body = build_body(
+        ledger, founded.spec, coordinator.peer, attempt=1, leader=coordinator.peer, evidence=None, reason="by order",
+        seated=(), left=(), orders=Orders((order,), None, {1: founded.spec}),
+    )  # fmt: skip
+    content = encode(body)
+    vote = Vote(0, body.round, 1, coordinator.peer, body_hash(content), ledger.digest)
+    envelope = KeySealer(coordinator, founded.run).seal(vote)
+    commit = Commit(content, ledger.digest, 1, (envelope,), ())
+    signed = ((coordinator.peer, vote),)
+    return Learned(commit, body, commit_hash(content, ledger.digest), signed, (order,))
+
+
+async def settings(said: Said, run: PeerId, revision: int = 0) -> RunSpec:
+    invite = parse(said.shown[0].removeprefix("invite "))
+    info = decode(RunInfo, await fetch(invite.hosts[0], f"/v1/run?revision={revision}" if revision else "/v1/run"))
+    return open_spec(info.spec, run)
+
+
+@pytest.mark.usefixtures("no_observer")
+def test_an_amendment_that_was_only_learned_is_known_now_and_after_a_restart_and_lines_are_served_by_it(
+    tmp_path: Path,
+) -> None:
+    """What is in force decides how long a line may be silent, and not what the run began with."""
+    folder = make_run(tmp_path / "run", "deadlines.heartbeat_s=0.05", "deadlines.heartbeat_timeout_s=0.2")
+    run, drivers = read_founded(folder).run, list[Driver]()
+
+    async def watch(_: Bulletin, driver: Driver) -> None:
+        drivers.append(driver)
+
+    async def is_kept_while_silent(said: Said) -> None:
+        joined = await join(said, ALICE)
+        options = [("grpc.ssl_target_name_override", joined.operator.coordinator)]
+        async with grpc.aio.secure_channel(joined.addresses.grpc[0], joined.credentials, options=options) as channel:
+            line: Any = channel.stream_stream(LEADER_LINE, request_serializer=_as_is, response_deserializer=_as_is)
+            call = line()
+            hello = Hello(
+                limits.PROTOCOL, seal_record(ALICE, run, record(ALICE, run)), 0, 0, b"", b"", False, False, "", 0
+            )
+            await call.write(encode_member_frame(hello))
+            assert isinstance(decode_leader_frame(await call.read()), Welcome)
+            heard: list[Any] = []
+
+            async def listen() -> None:
+                while isinstance(raw := await call.read(), bytes):
+                    heard.append(decode_leader_frame(raw))
+
+            with pytest.raises(TimeoutError):  # the first settings let it be silent for less
+                await asyncio.wait_for(listen(), 0.6)
+            assert Records(()) not in heard, "nor does the coordinator say sooner that it is there"
+
+    async def learns(said: Said) -> None:
+        (driver,) = drivers
+        assert (await settings(said, run)).revision == 1
+        slower = ("deadlines.heartbeat_s=10", "deadlines.heartbeat_timeout_s=30")
+        driver.tell(amending(folder, driver.ledger, *slower))
+        while driver.ledger.spec_revision != 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        found = find(folder)
+        assert found is not None
+        async with Caller(found) as caller:
+            status = await caller.status()
+        assert (status["newest_revision"], status["next_order"], status["orders_waiting"]) == (2, 2, [])
+        await comes_back(said)
+
+    async def comes_back(said: Said) -> None:
+        assert (await settings(said, run)).deadlines.heartbeat_s == 10
+        assert (await settings(said, run, 1)).revision == 1
+        await is_kept_while_silent(said)
+
+    serving(folder.path, learns, Outside(watch=watch))
+    serving(folder.path, comes_back)
 
 
 @pytest.mark.usefixtures("no_observer")

@@ -192,12 +192,24 @@ def test_a_leader_that_stops_for_a_while_is_tried_again() -> None:
 
 def test_a_leader_that_falls_silent_has_lost_its_line() -> None:
     async def scenario(bench: Bench) -> None:
-        bench.line._silence_s = 0.05
+        bench.line._silence_s = lambda: 0.05
         end = await bench.welcomed()
         assert "said nothing for 0.05 s" in (await bench.down())[0]
         assert await end.hear() is None, "its end is closed, and a new line is tried"
         bench.go_on()
         await bench.welcomed()
+
+    play(scenario)
+
+
+def test_a_limit_that_changes_holds_for_the_silence_that_runs_already() -> None:
+    async def scenario(bench: Bench) -> None:
+        limits_s = [0.05, 0.1]
+        bench.line._silence_s = lambda: limits_s.pop(0) if limits_s else 1000.0
+        end = await bench.welcomed()
+        await asyncio.sleep(0.15)
+        end.say(AttemptFailed(0, 1, 2, "why"))
+        assert await bench.events.get() == ev.LeaderHeard(LEADER.peer)
 
     play(scenario)
 

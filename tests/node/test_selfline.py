@@ -39,7 +39,7 @@ def test_a_promise_hands_over_a_proposal_with_the_coordinators_order() -> None:
     inbox = Inbox()
 
     async def main() -> None:
-        opener = SelfOpener(RUN.peer, ME.peer, lambda: inbox, 1.0, lambda: 0.0, coordinator=COORDINATOR.peer)
+        opener = SelfOpener(RUN.peer, ME.peer, lambda: inbox, lambda: 1.0, lambda: 0.0, coordinator=COORDINATOR.peer)
         line = await opener.open_line(ME.peer, ())
         await line.send(replace(HELLO, protocol=limits.PROTOCOL, record=record))
         await line.send(Signed(KeySealer(ME, RUN.peer).seal(promise)))

@@ -152,7 +152,7 @@ def sim_spec(
             seed=0,
             source="nothing",
         ),
-        inner=InnerSpec(lr=0.01),
+        inner=InnerSpec(lr=0.01, warmup_steps=0),
         work=work or WorkSpec(batch_tokens=8, h=4),
         codec=codec,
         rule=rule,

@@ -50,6 +50,8 @@ class StandIn(LeaderProcess):
             numbers=numbers,
             voter=None,
             head_since=self.world.members[self.name].session.head_since,
+            specs=self.world.members[self.name].session.specs,
+            targets=self.world.members[self.name].session.targets,
             relay=self.world.options.relay,
         )
         self.begin_beating()

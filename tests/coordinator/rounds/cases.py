@@ -117,7 +117,7 @@ def dealt(
     spec: RunSpec,
 ) -> Evidence:
     """The evidence of a plan, once its commitments have been dealt and reduced."""
-    excluded = policy.excluded(commitments, {seat.peer: seat for seat in ledger.seats}, spec)
+    excluded = policy.excluded(commitments, ledger, spec)
     deal = Deal(
         plan=hash_,
         number=0,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.rounds import promising
+from coordinator.rounds import promising, state
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.carried import Carried, carried_fault
-from coordinator.rounds.events import Effect, Heard, Say
+from coordinator.rounds.events import Committed, Effect, Heard, Say
 from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.orders import NONE, Orders
 from coordinator.rounds.voting import LEADER_SLACK
@@ -144,14 +144,43 @@ def test_what_others_have_signed_goes_before_it_though_its_number_is_higher() ->
     assert script.last(Propose).proposal == proposal
 
 
-def test_a_leave_counts_without_it() -> None:
-    registry, proposal, _ = whole()
-    script = preparing(3, registry)
-    false = replace(proposal, results=())
-    script.say(PEERS[0], leave(script, 1, voted_attempt=1, proposal=false))
+def test_a_leave_with_it_takes_no_weight_out_and_stands_in_no_certificate() -> None:
+    """It may be as long as a message: a commit that carried it would fit none."""
+    before = voting(4)
+    registry, script = before.registry, preparing(4, before.registry)
+    false = replace(before.last(Propose).proposal, results=())
+    lie = leave(script, 1, voted_attempt=1, proposal=false)
+    script.say(PEERS[0], lie)
     assert named(script.now_did, PEERS[0])
     script.promise(PEERS[1])
-    assert script.phase() is Phase.COMMITMENT
+    script.promise(PEERS[2])
+    assert script.phase() is Phase.COMMITMENT, "with the coordinator's they are a quorum of all four"
+    script.commit_to_plan(*PEERS[1:4])
+    script.reduce()
+    script.vote(PEERS[1], PEERS[2])
+    assert script.phase() is Phase.VOTE, "without the coordinator's they are none"
+    script.vote(PEERS[3])
+    (committed,) = script.effects(Committed)
+    assert registry.seal(PEERS[0], lie) not in committed.commit.votes
+    assert PEERS[0] not in {seat.peer for seat in committed.body.seats}, "it has left all the same"
+
+
+def test_leaves_take_weight_out_as_far_as_a_certificate_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = voting(4)
+    for peer in PEERS[:2]:
+        script.say(peer, leave(script))
+    attempt = script.rounds._attempt
+    assert attempt is not None
+    assert script.rounds._left_for(attempt) == {*PEERS[:2]}
+    one = len(script.registry.seal(PEERS[0], leave(script)))
+    monkeypatch.setattr(state, "LEAVES_BYTES", 2 * one - 1)
+    assert script.rounds._left_for(attempt) == {PEERS[0]}, "who else has left is merely absent"
+    script.vote(PEERS[2])
+    assert script.phase() is Phase.VOTE
+    script.vote(PEERS[3])
+    (committed,) = script.effects(Committed)
+    assert len(committed.commit.votes) == 3
+    assert sum(isinstance(script.registry.open(envelope)[1], Leave) for envelope in committed.commit.votes) == 1
 
 
 def test_it_is_named_once_a_round() -> None:

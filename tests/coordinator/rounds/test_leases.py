@@ -83,3 +83,27 @@ def test_no_batch_is_leased_while_another_holds_it(turns: list[tuple[int, int]])
         used |= now_used
         pool = leases.normalise((*pool, *leases.rest(lease, n_used)))
         assert used | set(batches(pool)) == set(range(cursor))
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 20), st.integers(1, 8))
+def test_no_lease_has_more_ranges_than_it_may(numbers: set[int], held: set[int], n: int, most: int) -> None:
+    pool = leases.normalise(ranges_of(numbers - held))
+    before = leases.normalise(ranges_of(held))[:most]
+    lease, left, after = leases.extended(before, pool, 100, n, most)
+    assert len(lease) <= most
+    assert leases.begins_with(lease, before)
+    n_more = leases.count(lease) - leases.count(before)
+    assert n_more == n or (n_more == 0 and len(before) == most)
+    assert sorted([*batches(lease), *batches(left)]) == sorted([*batches(before), *batches(pool), *range(100, after)])
+    whole, *rest = leases.take(pool, 100, n)
+    if len(leases.joined((*before, *whole))) <= most:  # as where there is no such limit
+        assert (lease, [left, after]) == (leases.joined((*before, *whole)), rest)
+
+
+def test_a_lease_that_has_no_room_stays_as_it_is() -> None:
+    held = (Range(0, 1), Range(2, 1))
+    pool = (Range(4, 1), Range(6, 3))
+    assert leases.extended(held, pool, 20, 3, 2) == (held, pool, 20)
+    assert leases.extended(held, pool, 20, 3, 3) == ((*held, Range(20, 3)), pool, 23)
+    assert leases.extended(held, pool, 20, 5, 4) == ((*held, Range(4, 1), Range(20, 4)), (Range(6, 3),), 24)
+    assert leases.extended(held, (Range(3, 2),), 20, 2, 2) == ((Range(0, 1), Range(2, 3)), (), 20)  # it touches

@@ -9,11 +9,12 @@ import pytest
 
 from coordinator.rounds import leases
 from coordinator.rounds.attempt import Phase
-from coordinator.rounds.events import Close, Committed, Ended, Heard, Ordered, Say
+from coordinator.rounds.events import Close, Committed, Ended, Heard, Learned, Ordered, Say
 from coordinator.rounds.ledger import Ledger, LedgerError, fold
 from coordinator.rounds.orders import Orders, order_faults
 from coordinator.rounds.proposing import build_body
 from coordinator.rounds.voter import body_faults
+from protos.hashes import body_hash, commit_hash
 from protos.messages import (
     Body,
     Commit,
@@ -28,6 +29,7 @@ from protos.messages import (
     Propose,
     Standing,
     StandingChange,
+    Vote,
 )
 from protos.orders import Kind, OpenedOrder
 from protos.runspec import RunSpec
@@ -43,7 +45,7 @@ from tests.coordinator.rounds.cases import (
     evidence_of,
     seated,
 )
-from tests.coordinator.rounds.leader_script import Script, training
+from tests.coordinator.rounds.leader_script import DIGEST, Script, training
 from tests.coordinator.rounds.ordered import amended, ordered
 
 SPECS = {SPEC.revision: SPEC}
@@ -446,3 +448,68 @@ def test_a_stand_in_goes_on_with_a_proposal_that_carries_orders() -> None:
 
 def proposal_of(script: Script, body: Body) -> Proposal:
     return Proposal(script.registry.encode(body), b"", b"", (), ())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stand_in_that_knows_the_books_proposes_a_rollback_again(known: bool) -> None:
+    target = replace(LEDGER, head=b"t" * 32, digest=b"d" * 32)
+    now = gone_on(target)
+    back = ordered(1, Kind.ROLLBACK, round_=target.round, head=target.head)
+    body, _ = carrying(now, back, target=target)
+    script = Script(now, me=PEERS[1], voter=None, targets={target.head: target} if known else {})
+    script.connect(*PEERS[:3])
+    script.ready(*PEERS[:3])
+    proposal = proposal_of(script, body)
+    for peer in PEERS[:2]:
+        asked = script.last(Prepare)
+        voted = (0, proposal, body, (back,)) if peer == PEERS[0] else (-1, None, None, ())
+        promise = Promise(asked.epoch, asked.round, asked.attempt, asked.leader, now.head, voted[0], voted[1])
+        script.handle(Heard(peer, promise, script.registry.seal(peer, promise), voted[2], voted[3]))
+    assert (script.phase() is Phase.VOTE) is known
+    if known:
+        commit_empty(script, *PEERS[:2], digest=target.digest)
+        assert script.effects(Committed)[0].target == target
+        assert script.rounds.ledger.rollbacks == 1
+
+
+def test_a_leader_waits_for_settings_that_the_next_round_is_to_be_under() -> None:
+    """Without them it can build no body: it joined, or started, after the commit that ordered them."""
+    spec = amended(work={"h": 2})
+    coming = replace(LEDGER, next_revision=2, next_from=LEDGER.round + 2)
+    script = Script(coming)
+    script.connect(*PEERS[:3])
+    script.ready(*PEERS[:3])
+    assert script.phase() is Phase.TRAIN
+    assert script.waiting_for == "revision 2 of the RunSpec, which is not known here"
+    later = Script(replace(coming, next_from=LEDGER.round + 3))
+    later.connect(*PEERS[:3])
+    later.ready(*PEERS[:3])
+    assert later.phase() is Phase.COMMITMENT, "this round's own body is still under what is known"
+    knows = Script(coming, specs={2: spec})
+    knows.connect(*PEERS[:3])
+    knows.ready(*PEERS[:3])
+    knows.commit_to_plan(*PEERS[:3])
+    knows.reduce()
+    assert knows.phase() is Phase.VOTE
+
+
+def test_an_order_that_a_commit_leaves_no_place_for_is_said() -> None:
+    """It was acknowledged, so it isn't dropped without a word."""
+    script = training(3)
+    second = amended(outer={"lr": 0.5})
+    order(script, ordered(2, Kind.AMEND, spec=second))
+    body, _ = carrying(LEDGER, ordered(1, Kind.AMEND, spec=amended(work={"h": 2})))
+    script.handle(learned(script, body, ordered(1, Kind.AMEND, spec=amended(work={"h": 2}))))
+    assert script.rounds.ledger.n_orders == 1
+    told = [said.text for said in script.effects(Say)]
+    assert any(text.startswith("order 2 (amend) can't be obeyed any more: ") for text in told), told
+    assert not script.rounds._pending
+    script.wait(5.0)
+    assert sum("order 2" in said.text for said in script.effects(Say, script.did)) == 1
+
+
+def learned(script: Script, body: Body, *given: OpenedOrder) -> Learned:
+    """A commit that others have made."""
+    raw = script.registry.encode(body)
+    votes = tuple((peer, Vote(body.epoch, body.round, 0, COORDINATOR, body_hash(raw), DIGEST)) for peer in PEERS[1:3])
+    return Learned(Commit(raw, DIGEST, 0, (), ()), body, commit_hash(raw, DIGEST), votes, given)

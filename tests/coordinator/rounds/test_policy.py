@@ -1,4 +1,4 @@
-"""The policies: quorums, what a commitment may claim, seats, voters, and whom a failed exchange is blamed on."""
+"""The policies: quorums, what a commitment may claim, seats, and voters."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from aggregation import rules
 from aggregation.codec import frame_bytes
 from coordinator.rounds import leases, policy
 from coordinator.rounds.ledger import round_lr
+from protos import wire
+from protos.limits import RANGES
 from protos.messages import Bandwidth, Commitment, Excluded, MemberEntry, PeerId, Promise, Range
 from protos.runspec import CodecSpec, MembershipSpec, RuleSpec, WorkSpec
 from tests.coordinator.rounds.cases import (
@@ -28,6 +30,7 @@ from tests.coordinator.rounds.cases import (
     beginning,
     body_of,
     commitment,
+    empty_body,
     evidence_of,
     seated,
 )
@@ -140,32 +143,32 @@ def test_a_commit_must_survive_its_signers(signers: list[PeerId], reachable: lis
         ({"sum_lr": 0.05}, "more learning rate than its steps allow"),
         ({"sum_lr": -0.01}, "more learning rate than its steps allow"),
         ({"sum_lr": float("nan")}, "more learning rate than its steps allow"),
+        ({"sum_lr": 0.0}, "less learning rate than its steps take"),
     ],
 )
 def test_what_a_commitment_may_not_claim(changes: dict[str, Any], why: str) -> None:
     ledger = seated(1)
     honest = commitment(ledger, PEERS[0], NO_HASH)
     seat = ledger.seat_of(PEERS[0])
-    assert policy.fault_of(honest, seat, SPEC) == ""
-    assert policy.fault_of(replace(honest, **changes), seat, SPEC) == why
-    assert policy.fault_of(honest, None, SPEC) == "no seat"
+    assert policy.fault_of(honest, seat, 0, SPEC) == ""
+    assert policy.fault_of(replace(honest, **changes), seat, 0, SPEC) == why
+    assert policy.fault_of(honest, None, 0, SPEC) == "no seat"
 
 
 @given(st.integers(0, 4))
 def test_fewer_steps_are_fine(steps: int) -> None:
     ledger = seated(1)
-    assert policy.fault_of(commitment(ledger, PEERS[0], NO_HASH, steps=steps), ledger.seats[0], SPEC) == ""
+    assert policy.fault_of(commitment(ledger, PEERS[0], NO_HASH, steps=steps), ledger.seats[0], 0, SPEC) == ""
 
 
 def test_who_is_out_before_a_byte_travels() -> None:
     ledger = seated(5)
-    seats = {seat.peer: seat for seat in ledger.seats}
     commitments = {peer: commitment(ledger, peer, NO_HASH) for peer in PEERS[:5]}
-    assert policy.excluded(commitments, seats, SPEC) == {}
+    assert policy.excluded(commitments, ledger, SPEC) == {}
     commitments[PEERS[0]] = commitment(ledger, PEERS[0], NO_HASH, norms=(100.0,) * 3)
     commitments[PEERS[1]] = commitment(ledger, PEERS[1], NO_HASH, steps=0)
     commitments[PEERS[2]] = commitment(ledger, PEERS[2], NO_HASH, tokens=1)
-    reasons = policy.excluded(commitments, seats, SPEC)
+    reasons = policy.excluded(commitments, ledger, SPEC)
     assert sorted(reasons) == PEERS[:3]
     assert "times the median" in reasons[PEERS[0]]
     assert reasons[PEERS[1]] == "no steps"
@@ -181,7 +184,7 @@ def test_machines_of_mixed_speeds_are_all_let_in(n_steps: tuple[int, ...]) -> No
         peer: commitment(ledger, peer, NO_HASH, spec, steps=steps, norms=(steps**1.6,) * 3)
         for peer, steps in zip(PEERS, n_steps, strict=False)
     }
-    assert policy.excluded(made, {seat.peer: seat for seat in ledger.seats}, spec) == {}
+    assert policy.excluded(made, ledger, spec) == {}
 
 
 def test_weights_are_tokens_capped_at_the_median() -> None:
@@ -440,6 +443,10 @@ def test_lines_depend_on_every_root() -> None:
     lines = policy.lines(NO_HASH, made, rates, 16)
     assert len(lines) == 16
     assert all(sorted(line) == PEERS[:3] for line in lines)
+    assert len({id(line) for line in lines}) <= 3  # one for each first reducer, however many chunks there are
+    reserved = policy.lines(NO_HASH, made, [*rates, Bandwidth(PEERS[3], 9.0)], 16, [PEERS[3]])
+    assert reserved == tuple((*line, PEERS[3]) for line in lines)
+    assert len({id(line) for line in reserved}) <= 3
     made[PEERS[1]] = replace(made[PEERS[1]], root=bytes([1]) * 32)
     assert policy.lines(NO_HASH, made, rates, 16) != lines
 
@@ -470,6 +477,21 @@ def test_what_was_not_used_is_leased_again(used: list[int], n_next: int) -> None
     assert everything == (Range(0, max(12, sum(used) + 4 * n_next)),)
 
 
+def test_a_pool_in_more_pieces_than_a_lease_may_have_is_leased_all_the_same() -> None:
+    """Every other batch came back: a seat of all of them could be encoded by nobody."""
+    spec = sim_spec(n_chunks=3, work=WorkSpec(batch_tokens=8, h=5000))
+    ledger = beginning()
+    pool = tuple(Range(2 * number, 1) for number in range(12_000))
+    ledger = replace(ledger, pool=pool, cursor=24_000)
+    seats, left = policy.seats_for(ledger, (), PEERS[:2], spec)
+    assert [leases.count(seat.ranges) for seat in seats] == [5000, 5000]
+    assert [len(seat.ranges) for seat in seats] == [RANGES, RANGES]
+    assert leases.count(left) == 12_000 - 2 * (RANGES - 1)
+    body = empty_body(ledger, PEERS[:2], spec)
+    assert body.seats == seats
+    assert wire.encode(body)
+
+
 def test_voters_are_who_signed_longest_in_the_run_first_and_the_coordinator_last() -> None:
     ledger = replace(seated(3), since={PEERS[0]: 3, PEERS[1]: 1, PEERS[2]: 2})
     voters = policy.voters_for(ledger, PEERS[:3], ledger.seats, [], COORDINATOR)
@@ -498,32 +520,3 @@ def test_the_end() -> None:
     assert "end of 2 rounds" in policy.has_ended(ledger, sim_spec(work=WorkSpec(batch_tokens=8, h=4, end_rounds=2)))
     assert "end of 64 tokens" in policy.has_ended(ledger, sim_spec(work=WorkSpec(batch_tokens=8, h=4, end_tokens=64)))
     assert policy.has_ended(ledger, sim_spec(work=WorkSpec(batch_tokens=8, h=4, end_tokens=65))) == ""
-
-
-# -- blame -----------------------------------------------------------------------------------------------------------
-
-CLAIMS = st.dictionaries(st.sampled_from(PEERS[:6]), st.sets(st.sampled_from(PEERS[:6])), max_size=6)
-
-
-@given(CLAIMS)
-def test_blame_explains_every_claim(claims: dict[PeerId, set[PeerId]]) -> None:
-    senders, reducers = policy.blame(claims)
-    assert all(reducer in reducers or sender in senders for reducer, named in claims.items() for sender in named)
-    assert senders <= {sender for named in claims.values() for sender in named}
-    assert reducers <= {reducer for reducer, named in claims.items() if named}
-
-
-def test_a_sender_that_several_miss_is_at_fault() -> None:
-    assert policy.blame({peer: {PEERS[5]} for peer in PEERS[:3]}) == ({PEERS[5]}, set())
-
-
-def test_a_reducer_that_misses_everybody_is_at_fault() -> None:
-    assert policy.blame({PEERS[0]: set(PEERS[1:5])}) == (set(), {PEERS[0]})
-
-
-def test_one_word_against_another_is_the_reducers_fault() -> None:
-    assert policy.blame({PEERS[0]: {PEERS[1]}}) == (set(), {PEERS[0]})
-
-
-def test_no_claims_no_blame() -> None:
-    assert policy.blame({PEERS[0]: set()}) == (set(), set())

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from coordinator.rounds.events import Disconnected, Instant, Say
-from coordinator.rounds.members import Member
+from coordinator.rounds.members import PLACE_KEPT_S, Member
 from coordinator.rounds.seating import COOL_ROUNDS, Seating
 from coordinator.rounds.work import Work
 from protos.messages import AttemptFailed, Hello, MemberState, PeerId, Propose, Record
 from protos.runspec import MembershipSpec, RunSpec, WorkSpec
 from tests.coordinator.rounds.cases import NO_HASH, PEERS, SPEC, seated
-from tests.coordinator.rounds.leader_script import Script, training, voting
+from tests.coordinator.rounds.leader_script import OBSERVER, Script, training, voting
 from tests.sim.options import sim_spec
 
 NOW = Instant(0.0)
@@ -181,3 +181,47 @@ def test_a_leader_asks_for_what_speeds_allow(scale: int) -> None:
     script.reduce()
     script.vote(*PEERS[:2])
     assert [(seat.batch_scale, seat.peer) for seat in script.rounds.ledger.seats] == [(scale, p) for p in PEERS[:2]]
+
+
+def test_a_place_in_the_queue_is_kept_while_its_holder_can_not_be_heard() -> None:
+    """For longer than a round waits for it."""
+    one_seat = SPEC.model_copy(update={"membership": SPEC.membership.model_copy(update={"max_members": 1})})
+    script = training(1, one_seat)
+    seat, first, second = PEERS[:3]
+
+    def a_round(*waiting: PeerId) -> None:
+        script.ready(seat)
+        script.commit_to_plan(seat)
+        script.reduce()
+        script.vote(seat)
+        script.beat(seat, MemberState.TRAINING, 1)
+        for peer in waiting:
+            script.beat(peer, MemberState.WAITING)
+
+    def passes(seconds: float, *here: PeerId) -> None:
+        for _ in range(int(2 * seconds)):
+            script.at += 0.5
+            script.keep_alive(seat, OBSERVER, *here)
+
+    script.connect(first)
+    script.beat(first, MemberState.WAITING)
+    a_round(first)
+    passes(1.0, first)
+    script.connect(second)
+    a_round(first, second)
+    script.handle(Disconnected(first, "reset"))
+    passes(script.spec.deadlines.gone_grace_s + 1.0, second)
+    a_round(second)
+    passes(1.0, second)
+    script.connect(first)
+    script.beat(first, MemberState.WAITING)
+    a_round(first, second)
+    assert script.rounds._why_not[first].endswith("place 1 in the queue")
+    script.handle(Disconnected(first, "reset"))
+    passes(PLACE_KEPT_S + 1.0, second)
+    a_round(second)
+    script.connect(first)
+    script.beat(first, MemberState.WAITING)
+    a_round(first, second)
+    a_round(first, second)
+    assert script.rounds._why_not[first].endswith("place 2 in the queue"), "not for ever"

@@ -216,8 +216,8 @@ def test_a_commitment_of_larger_batches_weighs_its_tokens() -> None:
     made = commitment(
         ledger, PEERS[0], NO_HASH, spec, steps=9, tokens=36 * 8, used=leases.prefix(seat.ranges, 36), sum_lr=0.09
     )
-    assert policy.fault_of(made, seat, spec) == ""
+    assert policy.fault_of(made, seat, 0, spec) == ""
     both = {PEERS[0]: made, PEERS[1]: commitment(ledger, PEERS[1], NO_HASH, spec)}
     assert policy.weights(both, spec) == {PEERS[0]: 288.0, PEERS[1]: 80.0}
     over = commitment(ledger, PEERS[0], NO_HASH, spec, steps=10, tokens=36 * 8, used=leases.prefix(seat.ranges, 36))
-    assert "10 steps claimed for 36 batches" in policy.fault_of(over, seat, spec)
+    assert "10 steps claimed for 36 batches" in policy.fault_of(over, seat, 0, spec)

@@ -12,6 +12,7 @@ from coordinator.rounds.events import Instant
 from coordinator.rounds.ledger import Ledger, fold
 from node.session import effects as fx
 from node.session import events as ev
+from node.session.reasons import KINDS_MOST, Reasons, kind_of
 from protos.hashes import body_hash
 from protos.messages import (
     MemberState,
@@ -30,6 +31,7 @@ from tests.node.session.member_script import (
     BODY,
     EVIDENCE,
     LEDGER,
+    ME,
     Script,
     committed,
     follow,
@@ -255,6 +257,34 @@ def test_what_a_commit_says_of_this_node_is_counted() -> None:
     view = script.session.view()
     assert (view.accepted, view.rejected) == (0, {"no commitment in time": 1})
     assert "did not count this node: no commitment in time" in script.effects(fx.Say, script.did)[-1].text
+
+
+def test_reasons_that_differ_in_their_figures_count_as_one() -> None:
+    script = Script()
+    script.train()
+    ledger = LEDGER
+    for times in (3.41, 1e30, 3.6):
+        body = body_of(ledger, evidence_of(ledger, 3, peer11=None))
+        reason = f"norm is {times:.3g} times the median, above 3"
+        mine = tuple(replace(entry, reason=reason) if entry.peer == ME else entry for entry in body.members)
+        body = replace(body, members=mine)
+        body = replace(body, ledger_hash=fold(ledger, body).hash())
+        heard = committed(body, ledger)
+        follow(script, heard)
+        assert reason in script.effects(fx.Say, script.did)[-1].text, "it is said as it is"
+        assert script.session.ledger is not None
+        ledger = script.session.ledger
+    assert script.session.view().rejected == {"norm is … times the median, above …": 3}
+
+
+def test_a_leader_that_gives_another_reason_each_time_fills_no_memory() -> None:
+    reasons = Reasons()
+    for n in range(200):
+        reasons.note(f"because {chr(0x4E00 + n)}")
+    assert len(reasons.counts()) == KINDS_MOST + 1
+    assert sum(reasons.counts().values()) == 200
+    assert kind_of("its rows have not come to abc123 and xyz") == kind_of("its rows have not come to defghi")
+    assert kind_of("too few steps") == "too few steps"
 
 
 def test_why_a_round_is_empty_is_said_once_to_who_trained_for_it() -> None:

@@ -9,14 +9,15 @@ import pytest
 
 from coordinator.rounds.ledger import Ledger, fold
 from coordinator.rounds.orders import Orders
-from coordinator.rounds.proposing import build_body
+from coordinator.rounds.proposing import Evidence, build_body
 from node.session import effects as fx
 from node.session import events as ev
+from node.session.standing_in import order as order_of
 from protos.hashes import body_hash
-from protos.messages import Body, MemberState, PeerId, Refusal, Standing, StandingChange, StateDigest, Vote
+from protos.messages import Body, MemberState, PeerId, Prepare, Refusal, Standing, StandingChange, StateDigest, Vote
 from protos.orders import Kind, OpenedOrder
 from protos.runspec import RunSpec
-from tests.coordinator.rounds.cases import COORDINATOR, NO_HASH, PEERS, REGISTRY, SPEC
+from tests.coordinator.rounds.cases import COORDINATOR, NO_HASH, PEERS, REGISTRY, SPEC, evidence_of
 from tests.coordinator.rounds.ordered import amended, ordered
 from tests.node.session.member_script import BODY, LEDGER, ME, Script, committed, follow, proposed
 
@@ -146,6 +147,88 @@ def test_settings_that_are_not_known_are_fetched_before_anything_is_done_by_them
     assert script.effects(fx.Amended) == [fx.Amended(SPEC2)]
     assert script.effects(fx.FetchData)
     assert script.state() is MemberState.TRAINING
+
+
+COMING = replace(LEDGER, next_revision=2, next_from=LEDGER.round + 2)
+"""The books after a commit that ordered settings for later: who gets them as a state has not heard which."""
+
+
+def round_before_the_change(specs: dict[int, RunSpec]) -> tuple[Evidence, Body]:
+    evidence = evidence_of(COMING, 3)
+    return evidence, build_body(
+        COMING, SPEC, COORDINATOR, attempt=0, leader=COORDINATOR, evidence=evidence, reason="", seated=PEERS[:3],
+        left=(), orders=Orders((), None, specs),
+    )  # fmt: skip
+
+
+def test_settings_to_come_are_fetched_by_who_has_not_heard_of_them() -> None:
+    evidence, body = round_before_the_change({1: SPEC, 2: SPEC2})
+    script = Script(COMING)
+    script.handle(ev.Woke())
+    assert script.effects(fx.FetchSpec) == [fx.FetchSpec(2)]
+    script.handle(ev.TrainerUp())
+    script.line_up(COMING)
+    script.handle(ev.DataReady(COMING.round + 1))
+    script.handle(ev.Progressed(COMING.round + 1, 4, 32, 1.0, 8.0, 0.0))
+    assert script.state() is MemberState.READY, "this round is by what is known"
+    script.commit(evidence)
+    script.handle(proposed(body, evidence))
+    assert "revision 2" in script.told(Refusal)[0].reason
+    assert script.effects(fx.FetchSpec, script.wait(60.0)) == [], "it is asked for once"
+    script.handle(ev.SpecKnown(SPEC2))
+    assert not script.effects(fx.Amended)
+    script.handle(proposed(body, evidence))
+    assert script.effects(fx.Verify)
+    assert script.told(Refusal) == []
+
+
+def test_settings_that_came_while_others_are_still_to_come_are_not_the_last_that_is_asked_for() -> None:
+    now = replace(COMING, spec_revision=2, next_revision=3)
+    script = Script(now)
+    script.line_up(now)
+    assert script.effects(fx.FetchSpec, script.did) == [fx.FetchSpec(2), fx.FetchSpec(3)]
+    script.handle(ev.SpecKnown(SPEC2))
+    assert script.session.spec is SPEC2
+    assert script.effects(fx.FetchSpec) == []
+    script.handle(ev.StateFetched(replace(now, next_revision=4)))
+    assert script.effects(fx.FetchSpec) == [fx.FetchSpec(4)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nobody_stands_in_without_the_settings_that_it_would_lead_by(known: bool) -> None:
+    script = Script(COMING, specs={2: SPEC2} if known else {})
+    script.line_up(COMING)
+    script.handle(ev.LineDown("gone"))
+    script.wait(5 * SPEC.deadlines.stand_in_s)
+    assert bool(script.effects(fx.Lead, script.did)) is known
+    if not known:
+        script.handle(ev.SpecKnown(SPEC2))
+        assert script.effects(fx.Lead)
+
+
+def test_amended_deadlines_are_those_that_turns_are_judged_by() -> None:
+    spec = amended(deadlines={"stand_in_s": 200.0, "exchange_s": 3600.0})
+    order = ordered(1, Kind.AMEND, spec=spec)
+    changes, starts = Script(), Script(after(LEDGER, heard(LEDGER, order)), specs={2: spec})
+    changes.train(1)
+    follow(changes, heard(LEDGER, order))
+    for script in (changes, starts):
+        held = script.session.ledger
+        assert held is not None
+        assert held.spec_revision == 2
+        script.line_up(held)
+        script.handle(ev.LineDown("gone"))
+        first = next(peer for peer in order_of(held, COORDINATOR) if peer != ME)
+        script.wait(199.0)
+        assert not script.effects(fx.Lead, script.did)
+        script.wait(4 * 200.0)
+        assert script.effects(fx.Lead, script.did)
+        script.handle(ev.LeaderHeard(first))
+        script.handle(ev.Prepared(Prepare(held.epoch, held.round + 1, 3, first)))
+        for _ in range(50):  # it is heard, and its exchange takes as long as it may
+            script.wait(60.0)
+            script.handle(ev.LeaderHeard(first))
+        assert not any("commits nothing" in said.text for said in script.effects(fx.Say, script.did))
 
 
 def test_the_settings_known_from_the_disk_are_those_of_the_held_state() -> None:

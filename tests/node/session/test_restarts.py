@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.rounds.voter import Voter
 from node.session import effects as fx
 from node.session import events as ev
-from protos.messages import Leave
-from tests.node.session.member_script import ME, Script
+from protos.messages import Commit, Leave, Prepare, Promise, Welcome
+from tests.coordinator.rounds.cases import PEERS, REGISTRY, beginning, empty_body
+from tests.node.session.member_script import LEDGER, ME, Script
+
+EMPTY_BODY = empty_body(beginning(), PEERS[:3])
+EMPTY = Commit(REGISTRY.encode(EMPTY_BODY), LEDGER.digest, 0, (), ())
 
 
 @pytest.mark.parametrize("moments_round", [0, 1, 2])
@@ -54,6 +60,33 @@ def test_told_to_stop_while_nobody_leads_it_keeps_its_seat() -> None:
     assert script.handle(ev.LeaveAsked("again")) == []
 
 
+def test_told_to_stop_while_only_a_stand_in_leads_it_keeps_its_seat() -> None:
+    script = Script(voter=Voter(ME, None))
+    script.train(2)
+    script.handle(ev.LineDown("closed"))
+    script.leaders_fall_silent()
+    script.handle(ev.LineUp(Welcome(PEERS[1], EMPTY, LEDGER.to_bytes(), (), 0.0, 1.0), EMPTY_BODY, LEDGER, ()))
+    script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[1])))
+    assert script.told(Promise)
+    did = script.handle(ev.LeaveAsked("left on a signal"))
+    assert did == [fx.Stop(0, "left on a signal; the coordinator is away, so the seat is kept for a restart")]
+    again = Script(voter=Voter(ME, script.session._voter.record))
+    again.leaders_fall_silent()
+    again.handle(ev.Prepared(Prepare(0, 2, 4, PEERS[1])))
+    assert again.told(Promise), "it has left nothing, so it goes on where it was"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_line_to_a_coordinator_that_is_silent_is_as_good_as_none(frozen: bool) -> None:
+    script = Script(voter=Voter(ME, None))
+    script.train(2)
+    if frozen:
+        script.leaders_fall_silent()
+    script.handle(ev.LeaveAsked("left on a signal"))
+    assert bool(script.told(Leave)) is not frozen
+    assert [stop.code for stop in script.effects(fx.Stop)] == [0]
+
+
 def test_one_that_lost_its_support_keeps_its_seat_though_somebody_leads() -> None:
     script = Script(voter=Voter(ME, None))
     script.train(2)
@@ -61,3 +94,25 @@ def test_one_that_lost_its_support_keeps_its_seat_though_somebody_leads() -> Non
     assert [stop.code for stop in script.effects(fx.Stop)] == [0]
     assert script.effects(fx.Persist, did) == []
     assert script.told(Leave, did) == []
+
+
+def test_nobody_stands_in_for_a_run_that_is_over() -> None:
+    over = replace(LEDGER, ends_after=LEDGER.round)
+    script = Script(over)
+    script.line_up(over)
+    script.handle(ev.LineDown("gone"))
+    script.wait(20 * script.spec.deadlines.stand_in_s)
+    assert script.effects(fx.Lead, script.did) == []
+
+
+def test_one_whose_leading_ends_at_once_does_not_begin_again_at_the_same_instant() -> None:
+    script = Script()
+    script.line_up()
+    script.handle(ev.LineDown("gone"))
+    script.wait(5 * script.spec.deadlines.stand_in_s)
+    assert script.effects(fx.Lead, script.did)
+    for _ in range(5):
+        script.handle(ev.Led(True))
+        script.handle(ev.Led(False))
+        assert script.effects(fx.Lead) == []
+        assert len(script.effects(fx.Lead, script.wait(script.spec.deadlines.stand_in_s))) == 1

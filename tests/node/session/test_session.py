@@ -26,6 +26,7 @@ from protos.messages import (
 )
 from protos.runspec import WorkSpec
 from tests.coordinator.rounds.cases import (
+    COORDINATOR,
     NO_HASH,
     PEERS,
     SPEC,
@@ -312,6 +313,7 @@ def test_a_leave_is_a_last_promise() -> None:
     script.train()
     script.leaders_fall_silent()
     script.handle(ev.Prepared(Prepare(0, 2, 3, PEERS[20])))
+    script.handle(ev.LeaderHeard(COORDINATOR))
     effects = script.handle(ev.LeaveAsked("SIGTERM"))
     leave = Leave(0, 2, 3, PEERS[20], LEDGER.head, -1, None)
     # What it has promised to have proposed again may name it a voter of the next round.

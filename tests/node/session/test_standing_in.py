@@ -96,7 +96,7 @@ def test_a_stand_in_steps_down_for_the_coordinator_and_for_who_comes_before() ->
     for better in (COORDINATOR, RANKS[0]):
         view = view_of(RANKS[1])
         assert leads(advance(view, 2 * STAND_IN_S))
-        view.led(True)
+        view.led(True, Instant(20.0))
         effects = advance(view, 2 * STAND_IN_S)
         assert RANKS[1] in followed(effects), "it has a line to itself"
         view.line_up(RANKS[1], Instant(21.0))
@@ -105,8 +105,19 @@ def test_a_stand_in_steps_down_for_the_coordinator_and_for_who_comes_before() ->
         view.line_up(better, Instant(22.0))
         assert any(isinstance(effect, fx.StepDown) for effect in advance(view, 22.0))
         assert not any(isinstance(effect, fx.StepDown) for effect in advance(view, 22.5)), "it is told once"
-        view.led(False)
+        view.led(False, Instant(22.5))
         assert not view.leads
+
+
+def test_one_that_leads_no_more_lets_some_time_pass_before_it_leads_again() -> None:
+    view = view_of(RANKS[0])
+    assert leads(advance(view, STAND_IN_S))
+    view.led(True, Instant(STAND_IN_S))
+    view.led(False, Instant(15.0))
+    assert not leads(advance(view, 15.0))
+    assert view.next_at(LEDGER, -1, Instant(15.0)) == 20.0, "another one's turn"
+    assert view.next_at(LEDGER, -1, Instant(24.0)) == 15.0 + STAND_IN_S
+    assert leads(advance(view, 15.0 + STAND_IN_S))
 
 
 def test_who_said_goodbye_is_not_waited_for() -> None:

@@ -163,7 +163,7 @@ def test_it_keeps_its_place_at_the_end_after_others_commits() -> None:
 def test_a_stand_in_whose_turn_is_over_leads_on_until_another_does() -> None:
     view = Succession(FIRST, COORDINATOR, LIMITS, at(0.0))
     assert leads(advance(view, 10.0))
-    view.led(True)
+    view.led(True, at(10.0))
     view.line_up(FIRST, at(10.0))
     effects: list[fx.Effect] = []
     for second in range(10, 35):
@@ -173,7 +173,7 @@ def test_a_stand_in_whose_turn_is_over_leads_on_until_another_does() -> None:
     assert not any(isinstance(effect, fx.StepDown | fx.Lead) for effect in effects)
     view.line_up(LAST, at(35.0))
     assert any(isinstance(effect, fx.StepDown) for effect in advance(view, 35.0))
-    view.led(False)
+    view.led(False, at(35.0))
     assert not leads(advance(view, 36.0))
 
 
