@@ -30,6 +30,8 @@ ASK_S = 1.0
 """The database is asked for the lock for so long at a time; in between we look whether its holder lives."""
 RETRY_S = 2.0
 MEET_S = 30.0
+LOST_AT = "lost_at"
+"""In `term.json`: the head of a database that is an older copy than the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +168,27 @@ class Standby:
 
 
 def begin(journal: Journal, folder: RunFolder, here: Here, lease_s: float) -> Leading:
-    """Begin a term, and look whether the database is as new as the folder."""
+    """Begin a term, and look whether the database is as new as the folder.
+
+    One that isn't stays an old copy until a commit follows its head, however often it is begun from: terms and
+    `ledger.jsonl` are those of the copy by then. That is noted before the lost terms are passed.
+    """
     term = journal.begin_term(here.name, lease_s)
-    known = (read_json(folder.term) or {}).get("term")
-    lost = isinstance(known, int) and known > term - 1
-    if not lost and (last := last_round(folder.ledger)) is not None:
-        head = journal.recover().body
-        lost = (head.epoch, head.round) < last
+    remembered = read_json(folder.term) or {}
+    known = remembered.get("term")
+    body = journal.recover().body
+    head = (body.epoch, body.round)
+    last = last_round(folder.ledger)
+    lost = (
+        (isinstance(known, int) and known > term - 1)
+        or (last is not None and head < last)
+        or remembered.get(LOST_AT) == list(head)
+    )
+    note = {LOST_AT: list(head)} if lost else {}
     if isinstance(known, int) and known > term:
+        write_json(folder.term, {"term": known, **note})
         term = journal.begin_term(here.name, lease_s, above=known)
-    write_json(folder.term, {"term": term})
+    write_json(folder.term, {"term": term, **note})
     if journal.lead is None:
         raise RuntimeError("a journal whose term has begun leads")
     return Leading(journal, journal.lead, lost)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from coordinator import listening, moving, standby
 from coordinator.app import OUTSIDE, serve
 from coordinator.database import Database
 from coordinator.errors import MachineError, StateError, UsageError
-from coordinator.folder import RunFolder, read_founded, read_identity
+from coordinator.folder import RunFolder, read_founded, read_identity, write_json
 from coordinator.journal import Journal
 from coordinator.lead import CLOSING_S, Contender, Held, Lead, LeadLost
 from coordinator.ledger_file import LedgerFile
@@ -382,8 +383,43 @@ def test_an_old_copy_of_the_database_is_recognised(tmp_path: Path) -> None:
     assert leading.lost
     assert leading.lead.term > last  # a process of the lost terms can append nothing
     leading.journal.close()
+    for _ in range(2):
+        leading = start()
+        assert leading.lost, "it stays one until a commit follows its head"
+        leading.journal.close()
+    leading = start()
+    append(leading.journal, next_commit(leading.journal.recover().ledger))
+    leading.journal.close()
     leading = start()
     assert not leading.lost
+    leading.journal.close()
+
+
+def test_a_crash_between_two_terms_forgets_no_old_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy's terms have caught up then, though what was signed in the lost ones is still unknown."""
+    folder = make_run(tmp_path / "run")
+    run = read_founded(folder).run
+    backup = tmp_path / "backup.sqlite"
+    shutil.copy(folder.journal, backup)
+    for _ in range(3):
+        begin(Journal.open(folder.journal, run), folder, FIRST, 5.0).journal.close()
+    shutil.copy(backup, folder.journal)
+
+    def only_the_first(path: Path, content: Mapping[str, Any]) -> None:
+        write_json(path, content)
+        monkeypatch.setattr(standby, "write_json", crash)
+
+    def crash(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(standby, "write_json", only_the_first)
+    journal_ = Journal.open(folder.journal, run)
+    with pytest.raises(SystemExit):
+        begin(journal_, folder, FIRST, 5.0)
+    journal_.close()
+    monkeypatch.setattr(standby, "write_json", write_json)
+    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
+    assert leading.lost
     leading.journal.close()
 
 
@@ -391,13 +427,17 @@ def test_a_database_that_lacks_a_round_of_the_ledger_s_file_is_an_old_copy(tmp_p
     folder = make_run(tmp_path / "run")
     run = read_founded(folder).run
     row = {"epoch": 0, "round": 1, "val_loss": 1.0}
+    LedgerFile(folder.ledger, [{**row, "round": 0}]).close()
+    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
+    assert not leading.lost
+    leading.journal.close()
     LedgerFile(folder.ledger, [row]).close()
     leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
     assert leading.lost
     leading.journal.close()
-    LedgerFile(folder.ledger, [{**row, "round": 0}]).close()
+    LedgerFile(folder.ledger, [{**row, "round": 0}]).close()  # as the start itself makes it from the database
     leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-    assert not leading.lost
+    assert leading.lost
     leading.journal.close()
 
 
