@@ -27,6 +27,7 @@ def committed(result: Any) -> list[dict[str, Any]]:
     return [row for row in result["rounds"] if row["outcome"] == "committed"]
 
 
+@pytest.mark.long  # test_village has it in one process, and test_default_run compares real ones with plain DiLoCo
 def test_with_fp32_and_the_mean_a_run_ends_at_plain_dilocos_parameters(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
