@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from queue import Empty, Full, Queue
+from threading import Thread
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -18,6 +20,8 @@ LINE_EVERY_S = 20.0
 ROWS_HELD = 2
 """So many rounds wait for their validation loss, as they stand in order."""
 SAID_SHOWN = 6
+WAITING_MOST = 64
+CLOSE_S = 1.0
 ROUNDS_SHOWN = 8
 
 Row = Mapping[str, Any]
@@ -112,25 +116,58 @@ class LiveDisplay:
 
 
 class ServingDisplay:
-    """Plain lines until what has to stay on the screen, an invite say, is there; from `open` on whatever fits it."""
+    """Plain lines until what has to stay on the screen, an invite say, is there; from `open` on whatever fits it.
+
+    From then on a thread of its own writes: a terminal that nobody reads (a laptop asleep, Ctrl-S) makes a writer wait,
+    and the run must not wait with it. What it can't show in time is dropped.
+    """
 
     def __init__(self) -> None:
-        self._opened: Display | None = None
+        self._todo: Queue[Callable[[Display], None] | None] | None = None
+        self._thread: Thread | None = None
 
     def open(self) -> None:
-        self._opened = open_display(keeps=True)
+        self._todo = Queue(WAITING_MOST)
+        self._thread = Thread(target=_draw, args=(self._todo,), name="display", daemon=True)
+        self._thread.start()
 
     def say(self, text: str) -> None:
-        (say_plainly if self._opened is None else self._opened.say)(text)
+        if self._todo is None:
+            say_plainly(text)
+        else:
+            self._add(lambda display: display.say(text))
 
     def update(self, status: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        if self._opened is not None:
-            self._opened.update(status, rows)
+        self._add(lambda display: display.update(status, rows))
 
     def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
+        """Wait a moment for what is being shown."""
+        todo, thread = self._todo, self._thread
+        self._todo = self._thread = None
+        if todo is None or thread is None:
+            return
+        while True:
+            try:
+                todo.put_nowait(None)
+                break
+            except Full:
+                with suppress(Empty):
+                    todo.get_nowait()
+        thread.join(CLOSE_S)
+
+    def _add(self, task: Callable[[Display], None]) -> None:
+        if self._todo is not None:
+            with suppress(Full):
+                self._todo.put_nowait(task)
+
+
+def _draw(todo: Queue[Callable[[Display], None] | None]) -> None:
+    display = open_display(keeps=True)
+    while (task := todo.get()) is not None:
+        with suppress(Exception):  # that somebody can't see the run is no reason to end anything
+            task(display)
+    with suppress(Exception):
+        display.close()
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -200,8 +237,8 @@ def member_table(status: Mapping[str, Any]) -> Table:
         seen = member["last_seen_s"]
         table.add_row(
             str(member["peer"])[-6:],
-            "observer" if member.get("observer") else str(member["name"]),
-            str(member["state"]),
+            Text("observer" if member.get("observer") else str(member["name"])),  # a name may look like markup
+            Text(str(member["state"])),
             str(member["step"]),
             f"{member['tokens_per_s']:,.0f}",
             reachable[member["reachable"]],
@@ -219,7 +256,7 @@ def round_table(rows: Sequence[Row]) -> Table:
         accepted = sum(1 for member in row["members"] if member["accepted"])
         table.add_row(
             str(row["round"]),
-            str(row["outcome"]) if row["outcome"] == "committed" else f"empty: {row['reason']}",
+            Text(str(row["outcome"]) if row["outcome"] == "committed" else f"empty: {row['reason']}"),
             f"{accepted}/{len(row['members'])}",
             figure(row["inner_loss"]),
             figure(row["val_loss"]),
@@ -269,5 +306,5 @@ def print_summary(result: Mapping[str, Any], place: object, *, kept: bool) -> No
         ("model", f"{result['export']} (transformers.AutoModelForCausalLM.from_pretrained)"),
         ("ledger and logs", str(place) + ("" if kept else " (--data DIR keeps the whole run)")),
     ):
-        summary.add_row(name, value)
+        summary.add_row(name, Text(value))
     console.print(summary)

@@ -87,7 +87,7 @@ def find_places(folder: RunFolder, options: ServeOptions) -> Places:
     def address(given: str, key: str, default: str) -> Address:
         remembered = last.get(key)
         known = remembered if isinstance(remembered, str) else ""
-        option, remembered = f"--{key}", bool(known and not given)
+        option, remembered = f"--{key}", bool(known) and given in ("", known)
         return listening.parse(given or known or default, option, asked=bool(given or known), remembered=remembered)
 
     def word(given: str, key: str) -> str:

@@ -320,6 +320,8 @@ def _leaves_on_signals() -> Iterator[list[int]]:
 
     def told(number: int, _frame: FrameType | None) -> None:
         if came:
+            if number == signal.SIGHUP:  # a window that closes tells twice
+                return
             os._exit(130)
         came.append(number)
         raise _AskedEarly

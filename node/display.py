@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from node.session.view import View
 
@@ -45,7 +46,7 @@ class Display:
                 await asyncio.sleep(LOOK_S)
         with self._console.status("starting") as self._status:
             while True:
-                self._status.update(describe(self.view(), self._seconds()))
+                self._status.update(Text(describe(self.view(), self._seconds())))  # reasons may look like markup
                 await asyncio.sleep(LOOK_S)
 
     def _plain(self) -> None:

@@ -20,6 +20,7 @@ from node.session import events as ev
 OWNERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 130
 """Exit code of the second one."""
+THREADS_S = 5.0
 
 
 class Signals:
@@ -34,7 +35,7 @@ class Signals:
         self._threads = ThreadPoolExecutor(thread_name_prefix="asyncio")
         loop.set_default_executor(self._threads)
         for number in OWNERS:
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(ORPHANED, self._orphaned)
 
     async def run(self, node: Coroutine[Any, Any, Stopped]) -> Stopped:
@@ -55,8 +56,10 @@ class Signals:
         if self._asked is not None:
             post(self._asked)
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
         if self._told:
+            if number == signal.SIGHUP:  # a window that closes tells twice, its shell and the kernel
+                return
             os._exit(AT_ONCE)
         self._told = True
         self._ask(ev.LeaveAsked("left on a signal"))
@@ -76,4 +79,8 @@ class Signals:
         """A thread can't be cancelled; what is closed next is served by others."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
-        await loop.run_in_executor(None, self._threads.shutdown)
+        try:
+            async with asyncio.timeout(THREADS_S):
+                await loop.run_in_executor(None, self._threads.shutdown)
+        except TimeoutError:  # it hashes or copies gigabytes; whatever it writes may be cut off anywhere
+            os._exit(0)

@@ -156,7 +156,11 @@ class TrainerLoop:
                 said_at = now
                 self._report(Written(command.round, n_chunks))
 
-        encoded, problem = work.encode(command, written, self._clock)
+        try:
+            encoded, problem = work.encode(command, written, self._clock)
+        except AreaGone as error:  # the round is over, and with it what its residual was to be written to
+            self._report(Declined(command.round, str(error)))
+            return
         if problem:
             self._report(Remark(f"the steps of round {command.round} went too far and do not count: {problem}"))
         # The moments are those that the next round begins with: at best they are on disk before anybody counts on it.

@@ -87,6 +87,7 @@ class Supervisor:
         self._post, self._say = post, say
         self._step_tokens, self._least_patience_s = step_tokens, patience_s
         self._patience_s, self._start_patience_s = patience_s, start_patience_s
+        self._steps_s, self._batch_scale = 0.0, 1
         self._trains: int | None = None  # the round, until it is loaded with another anchor or encodes
         self._has_steps = False  # of that round
         self._owes = asyncio.Event()  # it has work of which it should report
@@ -138,7 +139,7 @@ class Supervisor:
         self._settle()
 
     def train(self, round_: int, ranges: tuple[Range, ...], h: int, batch_scale: int = 1) -> None:
-        self._trains, self._has_steps = round_, True
+        self._trains, self._has_steps, self._batch_scale = round_, True, batch_scale
         self._trainer.send(Train(round_, ranges, h, batch_scale=batch_scale))
         self._settle()
 
@@ -205,7 +206,7 @@ class Supervisor:
         while n_silent < 2:
             await self._owes.wait()
             self._heard.clear()
-            patience_s = self._patience_s if self._up.is_set() else self._start_patience_s
+            patience_s = self.patience_s
             try:
                 async with asyncio.timeout(patience_s / 2):
                     await self._heard.wait()
@@ -215,6 +216,13 @@ class Supervisor:
         when = "in the middle of its work" if self._up.is_set() else "while it was starting"
         self._hung = f"it hangs: it said nothing for {patience_s:.0f} s {when}"
         await self._trainer.stop()
+
+    @property
+    def patience_s(self) -> float:
+        """For so long it may be silent now; a step takes in `batch_scale` batches."""
+        if not self._up.is_set():
+            return self._start_patience_s
+        return self._patience_s + self._steps_s * self._batch_scale
 
     def _settle(self) -> None:
         """Whether a report is due now: that it is ready, or of what it was asked for."""
@@ -232,9 +240,9 @@ class Supervisor:
                     wanted = self._layout_digest[:12]
                     raise LayoutMismatch(f"the model as built here has layout {layout_digest[:12]}, the run's {wanted}")
                 self.tokens_per_s, self.peak_flops = tokens_per_s, peak_flops
-                steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
+                self._steps_s = PATIENCE_STEPS * self._step_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
                 writing_s = _PATIENCE_VALUE_BYTES * n_values / PATIENCE_BYTES_PER_S
-                self._patience_s = self._least_patience_s + steps_s + writing_s
+                self._patience_s = self._least_patience_s + writing_s
                 self._up.set()
                 self._settle()
                 self._post(ev.TrainerUp(moments_round, tokens_per_s))

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import BinaryIO
@@ -127,4 +128,8 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # all is on disk, and torch's own teardown takes seconds of those that there are for leaving

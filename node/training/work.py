@@ -203,9 +203,10 @@ class Work:
         `written` is told after each chunk how many there are now.
         """
         began_at = clock()
+        writer = DeltaWriter(self._inner, self._spec.codec, command, self.layout.n_values)  # nothing has changed if not
         self._used += prefix(self._ranges, self._position)
         self._ranges, self._position, self._n_kept = (), 0, 0
-        problem = DeltaWriter(self._inner, self._spec.codec, command, self.layout.n_values).write(written)
+        problem = writer.write(written)
         tally = self._inner.tally
         # Without a single good step there is nothing to weigh: the batches count as unused.
         used = self._used if tally.steps else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,6 +112,52 @@ def test_on_a_terminal_what_is_said_stays_above_the_table() -> None:
     shown.update(STATUS, [])
     shown.close()
     assert all(f"line {number} [bold]" in screen.getvalue() for number in range(20))
+
+
+def test_a_name_that_looks_like_markup_is_a_name() -> None:
+    member = {
+        "peer": "p" * 10, "name": "[/x]", "state": "[bold", "step": 1, "tokens_per_s": 1.0, "reachable": True,
+        "last_seen_s": 1.0,
+    }  # fmt: skip
+    screen = io.StringIO()
+    console = Console(file=screen, width=120)
+    console.print(display.member_table({"members": [member]}))
+    console.print(display.round_table([row(1, 1.0) | {"outcome": "empty", "reason": "[/y]"}]))
+    assert all(word in screen.getvalue() for word in ("[/x]", "[bold", "[/y]"))
+
+
+def test_a_display_that_stands_still_or_fails_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that nobody reads: Ctrl-S, or a laptop that is asleep."""
+    free, said = threading.Event(), list[str]()
+
+    class Stuck:
+        def say(self, text: str) -> None:
+            free.wait()
+            said.append(text)
+            raise RuntimeError("and it fails")
+
+        def update(self, status: Mapping[str, Any], rows: Sequence[Row]) -> None: ...
+
+        def close(self) -> None:
+            raise RuntimeError("it fails again")
+
+    monkeypatch.setattr(display, "open_display", lambda *, keeps: Stuck())
+    monkeypatch.setattr(display, "CLOSE_S", 0.01)
+    shown = ServingDisplay()
+    shown.open()
+    thread = shown._thread
+    assert thread is not None
+    n = 3 * display.WAITING_MOST
+    for number in range(n):
+        shown.say(str(number))
+        shown.update(STATUS, [])
+    shown.close()
+    assert not said
+    free.set()
+    assert shown._thread is None
+    thread.join(10)  # it goes on with what waits, though each fails, and ends
+    assert not thread.is_alive()
+    assert len(said) > 1
 
 
 def test_before_it_is_opened_lines_are_plain(capsys: pytest.CaptureFixture[str]) -> None:

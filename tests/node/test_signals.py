@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from node import signals as module
 from node.driver import Stopped
 from node.parent import ORPHANED
 from node.session import events as ev
@@ -142,6 +143,45 @@ def test_a_second_one_ends_the_process_at_once(early: bool, monkeypatch: pytest.
             assert await codes.get() == 130
 
     assert ran(node).code == (0 if early else 130)
+
+
+def test_a_window_that_closes_tells_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shell and the kernel: that is no wish to end at once."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    async def node(signals: Signals) -> Stopped:
+        asked = asyncio.Event()
+        signals.leaves_by(lambda _: asked.set())
+        for _ in range(3):
+            tell(signal.SIGHUP)
+            await asked.wait()
+            await asyncio.sleep(0)
+        return Stopped(0, "")
+
+    ran(node)
+    assert codes == []
+
+
+def test_threads_that_go_on_for_long_hold_no_leaving_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hash or copy a whole state: whatever they write may be cut off anywhere."""
+    ended: list[int] = []
+    done = threading.Event()
+    monkeypatch.setattr(module, "THREADS_S", 0.01)
+
+    def end(code: int) -> None:
+        ended.append(code)
+        done.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+
+    async def node(_: Signals) -> Stopped:
+        asyncio.get_running_loop().run_in_executor(None, done.wait)
+        tell(signal.SIGTERM)
+        return await forever()
+
+    assert ran(node).code == 0
+    assert ended == [0]
 
 
 def test_orphaned_more_than_once_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,20 @@ def test_a_late_encode_ends_no_later_rounds_training(bench: Bench, tmp_path: Pat
     assert bench.loop.has_work
 
 
+def test_an_encode_whose_residual_is_gone_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+    """The round was committed without this node while the trainer was at a step: what it would write to is removed."""
+    bench.load()
+    bench.train(Range(0, 3))
+    path, spec = bench.run.folder / "codes.0", bench.run.spec.codec
+    CodesArea.create(path, bench.run.grid, spec.name, spec.block)
+    assert bench.loop.handle(Encode(1, str(path), "", str(tmp_path / "residual.next")))
+    last = bench.reports[-1]
+    assert isinstance(last, Declined)
+    assert (last.round, "residual.next" in last.reason) == (1, True)
+    encoded = bench.encode()
+    assert (encoded.steps, encoded.used) == (3, (Range(0, 3),))
+
+
 def test_a_state_without_a_finite_loss_has_no_figure_and_ends_no_trainer(bench: Bench, tmp_path: Path) -> None:
     theta_D = bench.run.theta_D.copy()
     theta_D[:] = np.nan

@@ -199,7 +199,9 @@ def test_the_patience_is_for_a_models_codes_and_its_checkpoint() -> None:
         watched.puppet.says(Ready(10**9, LAYOUT, 2.0))
         await watched.until(ev.TrainerUp)
         # Ten steps of ten tokens, and 16 bytes for each parameter at 100 MB/s.
-        assert watched.supervisor._patience_s == pytest.approx(PATIENCE_S + 50.0 + 160.0)
+        assert watched.supervisor.patience_s == pytest.approx(PATIENCE_S + 50.0 + 160.0)
+        watched.supervisor.train(1, (Range(0, 8),), 1, batch_scale=8)  # each step takes in as many batches
+        assert watched.supervisor.patience_s == pytest.approx(PATIENCE_S + 8 * 50.0 + 160.0)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
