@@ -69,8 +69,8 @@ from protos.wire import decode
 __all__ = ["OUTSIDE", "Outside", "ServeOptions", "serve"]
 
 LINES_GRACE_S = 0.5
-FRESH_EPOCHS_FROM, FRESH_EPOCHS = 2**20, 2**40
-"""Epochs are counted from 0; one that a coordinator opens without its memory has a number by chance, from here on."""
+FRESH_EPOCHS = 2**32
+"""An epoch's number is above all known ones by less than this, by chance: 2^20 of them stay under 2^52."""
 WITHOUT_US = (
     "stopping: the run goes on without you as far as its members can, and waits for you otherwise; "
     "`coordinator pause` before stopping pauses it for all"
@@ -254,7 +254,7 @@ async def _leader(
         voter_orders=open_orders(voted, run, identity.peer) if voted is not None else (),
         specs=revisions.specs,
         relay=options.relay,
-        fresh_epoch=FRESH_EPOCHS_FROM + secrets.randbelow(FRESH_EPOCHS),
+        fresh_epoch=1 + secrets.randbelow(FRESH_EPOCHS - 1),
     )
     val_loss = next((row["val_loss"] for row in reversed(rows) if row["val_loss"] is not None), None)
     bulletin = Bulletin(
@@ -318,7 +318,7 @@ async def _serve(
     )
     line_port = await _listen(service, places.listen)
     stack.push_async_callback(service.stop, 0)
-    dht, observing = await listening.reserve_soon(places.dht), await listening.reserve_soon(places.observer)
+    dht, observing = await asyncio.gather(listening.reserve_soon(places.dht), listening.reserve_soon(places.observer))
     host, http_port = places.public_host, int(http.getsockname()[1])
     line = listening.host_port(host, line_port)
     lines = tuple(listening.host_port(each, line_port) for each in places.public_hosts)

@@ -139,6 +139,8 @@ class Learning(Phases):
         self.commit, self.ledger = told.commit, after
         self._n_awaited.clear()
         self._learn_orders(told.orders)
+        if told.target is not None:
+            self._targets[told.target.head] = told.target
         counted = [entry.peer for entry in told.body.members if entry.counted]
         self._seating.round_over(told.body.round, {}, counted)
         self._begin_round(now)

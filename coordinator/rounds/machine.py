@@ -54,6 +54,9 @@ from protos.messages import (
 OUTBID_MOST = 3
 """So many attempts of a round end because a member names a higher number. Who goes on with that is left out instead."""
 
+JOINS_TIMES = 4
+"""So many times as long is a member that joins left alone before it is told the books again."""
+
 
 class Rounds(Learning):
     """Leads one round after the other: takes in events, says what should happen and when it wants to be woken."""
@@ -217,12 +220,14 @@ class Rounds(Learning):
         tokens = member.hello.tokens if heartbeat.head == member.hello.head else 0
         if ahead := self._note_ahead(peer, heartbeat.head, heartbeat.epoch, heartbeat.round - 1, tokens, now):
             return ahead
-        if member.head == self.ledger.head or member.state in (MemberState.JOINING, MemberState.APPLYING):
+        joins = member.state is MemberState.JOINING
+        if member.head in (self.ledger.head, b"") or member.state is MemberState.APPLYING:
             member.astray_since = None
             if member.head == self.ledger.head != head_before:
                 return self._told_again(peer)
         else:
-            again_s = self.spec.deadlines.heartbeat_timeout_s
+            # Who joins with a head is on its way to this one, or to one of a branch that nobody has any more.
+            again_s = self.spec.deadlines.heartbeat_timeout_s * (JOINS_TIMES if joins else 1)
             told_at = member.told_head_at if member.told_head_at is not None else now
             astray_since = member.astray_since = now if member.astray_since is None else member.astray_since
             if now >= astray_since + again_s:  # whatever was committed meanwhile

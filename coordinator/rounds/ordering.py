@@ -91,8 +91,14 @@ class Ordering(RoundState):
         return ""
 
     def _learn_orders(self, given: Iterable[OpenedOrder]) -> None:
-        """The revisions that a commit's orders bring are known from now on."""
+        """A commit's orders and the revisions that they bring are known from now on; who gave others is told."""
+        given = tuple(given)
         self.specs.update({each.spec.revision: each.spec for each in given if each.spec is not None})
+        for each in given:
+            self._given.setdefault(each.order.number, each)  # they wait again should its branch be given up
+        last, carried = max((each.order.number for each in given), default=0), [each.order for each in given]
+        gone = [each for each in self._pending if each.order.number <= last and each.order not in carried]
+        self._unsound += [(each, "the chain goes on with another one") for each in gone]
 
     def _obey(self) -> None:
         """The head is another one: its RunSpec is in force, and what it has carried waits no more."""

@@ -21,7 +21,7 @@ from coordinator.rounds.events import (
 from coordinator.rounds.members import Member
 from coordinator.rounds.promising import Promising
 from coordinator.rounds.roll import Roll
-from coordinator.rounds.voting import REASON_MOST
+from coordinator.rounds.voting import PROBE_EVERY_S, REASON_MOST
 from protos.messages import (
     AttemptFailed,
     Goodbye,
@@ -77,6 +77,7 @@ class Phases(Promising):
         if self.phase is Phase.TRAIN:
             if self._quorum_lost_at is not None:
                 yield self._epoch_opens_at(self._quorum_lost_at)
+                yield Instant(self._probed_at + PROBE_EVERY_S)
             yield self._retry_at
             yield self._train_ends_at()
             if math.isfinite(self._cut_at):

@@ -22,7 +22,7 @@ from coordinator.rounds.events import (
 )
 from coordinator.rounds.members import named
 from coordinator.rounds.voter import ATTEMPTS_MAX
-from coordinator.rounds.voting import LEADER_SLACK, because
+from coordinator.rounds.voting import LEADER_SLACK, PROBE_EVERY_S, because
 from protos.messages import (
     Leave,
     Outcome,
@@ -48,6 +48,8 @@ class Promising(Dealing):
         """Wait for voters; when they stay away for good, the coordinator opens an epoch, never without a holder."""
         if self._quorum_lost_at is None:
             self._quorum_lost_at, self._seeking_since, self._sought = now, None, False
+        if probes := self._probe_again(now, PROBE_EVERY_S):
+            return probes  # too few may be reachable only because a probe failed by accident
         voters = self._said_lacking(absent)
         if now < self._epoch_opens_at(self._quorum_lost_at) or self.me != self._coordinator:
             return self._wait(f"voters for a quorum: {voters}")
@@ -62,11 +64,11 @@ class Promising(Dealing):
             # Nobody has answered in all that time: nothing newer is to be found.
         if not self._roll(now).seatable():
             return self._wait(f"voters for a quorum: {voters}, or a member that holds the state")
-        # Above all that were ever opened: one on a branch that was given up may have seen a round of this number.
-        epoch = max([self.ledger.epoch, *(epoch for epoch, _ in self._used)]) + 1
+        # Above all that were ever opened: one on a branch that was given up may have seen a round of this number. And
+        # by a step of its own at each start: in a time that it has lost, known or not, it may have opened others from
+        # the same one on, and signed in them. In this one it can't have.
+        epoch = max([self.ledger.epoch, *(epoch for epoch, _ in self._used)]) + (self._fresh_epoch or 1)
         if abstains and self._voter is not None:
-            # In the time that it has lost it may have opened epochs, and signed in them. In this one it can't have.
-            epoch = max(epoch, self._fresh_epoch)
             self._voter.moved()
         self.ledger = self.ledger.in_epoch(epoch, self._coordinator)
         self._epoch_opened, self._epoch_known_at = True, now

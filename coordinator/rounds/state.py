@@ -55,7 +55,8 @@ class RoundState:
         head_since: when the head came to this process, if that was before now.
         relay: whether members' address records are passed on to the others.
         signed_head: the newest head that the coordinator has signed, as it is passed on; the coordinator signs its own.
-        fresh_epoch: a number that no epoch can have had in a time which this leader doesn't remember; 0: none is known.
+        fresh_epoch: by how much the number of an epoch that it opens is above all others, drawn at its start, so that
+            it is none of a time which this leader doesn't remember; 0: nothing was drawn, and the next number is taken.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import pytest
 from coordinator.rounds import state
 from coordinator.rounds.attempt import Phase
 from coordinator.rounds.events import Probe, Reached, Woke
-from protos.messages import AttemptFailed, MemberState, Welcome
+from protos.messages import AttemptFailed, MemberState, PeerId, Welcome
 from tests.coordinator.rounds.cases import PEERS, seated
 from tests.coordinator.rounds.leader_script import OBSERVER, Script, training
 
@@ -42,6 +42,22 @@ def test_who_keeps_another_head_hears_the_books_again_though_commits_come() -> N
     script.at += timeout_s + 1
     script.beat(PEERS[7], MemberState.JOINING, head=elsewhere, round=1)
     assert not script.told(Welcome), "who is on its way is left alone"
+
+
+def test_who_joins_with_another_head_for_long_hears_the_books_again() -> None:
+    """What it fetches may be of a branch that nobody has any more."""
+    script = training(2)
+    timeout_s, told = script.spec.deadlines.heartbeat_timeout_s, list[tuple[PeerId, ...]]()
+    stuck, new = PEERS[7], PEERS[8]
+    script.connect(stuck, new, holds=False)
+    for _ in range(int(9 * timeout_s)):
+        script.at += 1.0
+        script.keep_alive(*PEERS[:2], OBSERVER)
+        script.beat(stuck, MemberState.JOINING, head=bytes([9]) * 32, round=1)
+        told += [peers for peers, _ in script.told(Welcome)]
+        script.beat(new, MemberState.JOINING, head=b"", round=0)
+        told += [peers for peers, _ in script.told(Welcome)]
+    assert told == [(stuck,)] * 2, "who has no head yet knows where it is to go"
 
 
 def test_who_can_not_be_reached_is_tried_again_while_rounds_fail_for_want_of_it() -> None:

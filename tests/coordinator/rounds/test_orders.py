@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.rounds import leases
 from coordinator.rounds.attempt import Phase
-from coordinator.rounds.events import Close, Committed, Ended, Heard, Learned, Ordered, Say
+from coordinator.rounds.events import Branched, Close, Committed, Ended, Heard, Learned, Ordered, Say
 from coordinator.rounds.ledger import Ledger, LedgerError, fold
 from coordinator.rounds.orders import Orders, order_faults
 from coordinator.rounds.proposing import build_body
@@ -506,6 +506,40 @@ def test_an_order_that_a_commit_leaves_no_place_for_is_said() -> None:
     assert not script.rounds._pending
     script.wait(5.0)
     assert sum("order 2" in said.text for said in script.effects(Say, script.did)) == 1
+
+
+def test_an_order_that_the_chain_has_another_one_for_is_said() -> None:
+    script = training(3)
+    order(script, ordered(1, Kind.AMEND, spec=amended(outer={"lr": 0.5})))
+    other = ordered(1, Kind.AMEND, spec=amended(work={"h": 2}), reason="another one")
+    script.handle(learned(script, carrying(LEDGER, other)[0], other))
+    told = "order 1 (amend) can't be obeyed any more: the chain goes on with another one"
+    assert told in [said.text for said in script.effects(Say)]
+    assert not script.rounds._pending
+
+
+def test_an_order_that_the_chain_has_carried_is_not_said() -> None:
+    script = training(3)
+    mine = ordered(1, Kind.AMEND, round_=40, spec=amended(work={"h": 2}))
+    order(script, mine)
+    script.handle(learned(script, carrying(LEDGER, mine)[0], mine))
+    assert not any("order 1" in said.text for said in script.effects(Say))
+
+
+def test_an_order_that_was_learned_waits_again_after_a_change_of_branch() -> None:
+    """It was given to a leader of before: nobody gives it again, and later ones build on it."""
+    script = training(3)
+    second = amended(work={"h": 2})
+    first = ordered(1, Kind.AMEND, round_=40, spec=second)
+    fork = script.rounds.commit
+    script.handle(learned(script, carrying(LEDGER, first)[0], first))
+    assert script.rounds.ledger.n_orders == 1
+    larger = learned(script, body_of(LEDGER, evidence_of(LEDGER, 3)))
+    script.handle(Branched(LEDGER, fork, (larger,)))
+    assert script.rounds.ledger.n_orders == 0
+    assert "order 1 (amend) waits again for a commit" in [said.text for said in script.effects(Say)]
+    order(script, ordered(2, Kind.AMEND, spec=amended(second, work={"h": 3})))
+    assert [each.order.number for each in script.rounds._pending] == [1, 2]
 
 
 def learned(script: Script, body: Body, *given: OpenedOrder) -> Learned:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from coordinator.rounds.attempt import Phase
-from coordinator.rounds.events import Committed, DigestKnown, Disconnected, Seek, Sought, Woke
+from coordinator.rounds.events import Committed, DigestKnown, Disconnected, Instant, Probe, Reached, Seek, Sought, Woke
+from coordinator.rounds.ledger import Ledger
 from coordinator.rounds.voter import ABSTAINS, Voter
 from protos.hashes import body_hash
-from protos.messages import MemberState, PeerId, Prepare, Propose, Refusal
+from protos.messages import Body, MemberState, PeerId, Prepare, Propose, Refusal
 from tests.coordinator.rounds.cases import COORDINATOR, PEERS, SPEC, seated
 from tests.coordinator.rounds.leader_script import DIGEST, OBSERVER, Script, leave, training, voting
 
@@ -136,6 +140,35 @@ def test_too_few_that_can_be_reached_are_no_quorum_without_the_coordinators_vote
     assert script.phase() is not Phase.TRAIN
 
 
+def test_a_probe_that_failed_by_accident_opens_no_epoch() -> None:
+    script = Script(seated(3), SPEC)
+    script.connect(A, B)
+    script.handle(Reached(B, False))
+    script.ready(A, B)
+    begun, end = len(script.did), script.at + MINORITY_S - 5.0
+    while script.at < end:
+        script.wait(1.0)
+        script.keep_alive(A, B)
+    assert script.phase() is Phase.TRAIN
+    probes = script.effects(Probe, script.did[begun:])
+    assert set(probes) == {Probe(B, ("here:1",))}
+    assert 9 <= len(probes) <= 10, "every half minute"
+    script.handle(Reached(B, True))
+    assert script.phase() is not Phase.TRAIN
+    assert script.rounds.ledger.epoch == 0
+
+
+def test_it_wakes_for_the_next_probe() -> None:
+    script = Script(seated(3), SPEC)
+    script.connect(A, B)
+    script.handle(Reached(B, False))
+    script.ready(A, B)
+    assert script.effects(Probe, script.did)[-1] == Probe(B, ("here:1",))
+    script.at += 29.0
+    script.keep_alive(A, B)
+    assert script.rounds.next_wake(Instant(script.at)) == Instant(30.0)
+
+
 def test_what_is_awaited_in_a_vote_is_named() -> None:
     script = voting(5)
     own = "the observer's digest, for this leader's own vote"
@@ -173,6 +206,41 @@ def test_who_has_lost_its_memory_opens_an_epoch_that_it_can_not_have_opened_then
     (committed,) = script.effects(Committed, script.did)
     assert (committed.body.epoch, committed.body.round) == (5_000_000, 2)
     assert committed.body.voters == (PEERS[5], COORDINATOR)
+
+
+def lone_epoch(head: Ledger, newcomer: PeerId, **more: Any) -> Body:
+    """The first body of the epoch that is opened where this newcomer alone is here."""
+    script = Script(head, SPEC, **more)
+    script.connect(newcomer, OBSERVER)
+    script.beat(newcomer, MemberState.WAITING)
+    passes(script, MINORITY_S + 10.0, newcomer, OBSERVER)
+    (committed,) = script.effects(Committed, script.did)
+    return committed.body
+
+
+def test_an_epoch_opened_without_memory_differs_from_those_counted_from_a_drawn_one() -> None:
+    head = replace(seated(1), epoch=2**39)
+    lost = Voter(COORDINATOR, None, lost=True)
+    then = lone_epoch(head, PEERS[5], fresh_epoch=3_000_000)
+    now = lone_epoch(head, PEERS[6], fresh_epoch=2_000_000, voter=lost, opened=0)
+    assert (then.epoch, now.epoch) == (2**39 + 3_000_000, 2**39 + 2_000_000)
+
+
+def test_an_old_copy_that_abstains_no_more_opens_another_epoch_than_in_the_lost_time() -> None:
+    script = Script(seated(1), SPEC, voter=Voter(COORDINATOR, None, lost=True), opened=0, fresh_epoch=7_000_000)
+    newcomer = PEERS[6]
+    script.connect(A, newcomer, OBSERVER)
+    script.beat(newcomer, MemberState.WAITING)
+    script.ready(A)
+    script.promise(A)
+    script.commit_to_plan(A)
+    script.reduce()
+    script.vote(A)
+    script.handle(Disconnected(A, "dead"))
+    script.beat(newcomer, MemberState.WAITING)
+    passes(script, MINORITY_S + 10.0, newcomer, OBSERVER)
+    bodies = [committed.body for committed in script.effects(Committed, script.did)]
+    assert [(body.epoch, body.round) for body in bodies] == [(0, 2), (7_000_000, 3)]
 
 
 def test_without_such_a_number_it_opens_none_and_says_why() -> None:
