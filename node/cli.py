@@ -23,7 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong between nodes
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else each thread spins for its siblings, whoever needs the core
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the RunSpec has all that a model needs
 
-from node.errors import NODE_JS_EXIT_CODE, ConfigError, MachineError, NodeError
+from node.errors import KILLED, NODE_JS_EXIT_CODE, ConfigError, MachineError, NodeError
 
 app = typer.Typer(
     name="node",
@@ -322,7 +322,7 @@ def _leaves_on_signals() -> Iterator[list[int]]:
         if came:
             if number == signal.SIGHUP:  # a window that closes tells twice
                 return
-            os._exit(130)
+            os._exit(KILLED)
         came.append(number)
         raise _AskedEarly
 
@@ -367,7 +367,7 @@ def _run(begin: Any, verbose: bool, parent_pid: int = 0) -> Any:
         if verbose:
             traceback.print_exc()
     except KeyboardInterrupt:
-        code, text = 130, "interrupted"
+        code, text = KILLED, "interrupted"
     except Exception as error:
         code, text = 1, f"a fault of ours: {error!r} in {_place(error)}; run again with -v and report it"
         if verbose:

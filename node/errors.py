@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+KILLED = 130
+"""Ended at once, on a second signal."""
 NODE_JS_EXIT_CODE = 64
 """Called like Node.js, whose command has our name."""
 

@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from node.driver import Stopped
+from node.errors import KILLED
 from node.parent import ORPHANED
 from node.session import events as ev
 
 OWNERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AT_ONCE = 130
-"""Exit code of the second one."""
 THREADS_S = 5.0
 
 
@@ -60,7 +59,7 @@ class Signals:
         if self._told:
             if number == signal.SIGHUP:  # a window that closes tells twice, its shell and the kernel
                 return
-            os._exit(AT_ONCE)
+            os._exit(KILLED)
         self._told = True
         self._ask(ev.LeaveAsked("left on a signal"))
 

@@ -204,10 +204,17 @@ def test_a_leader_that_falls_silent_has_lost_its_line() -> None:
 
 def test_a_limit_that_changes_holds_for_the_silence_that_runs_already() -> None:
     async def scenario(bench: Bench) -> None:
-        limits_s = [0.05, 0.1]
-        bench.line._silence_s = lambda: limits_s.pop(0) if limits_s else 1000.0
+        limits_s, last = [0.05, 0.1], asyncio.Event()
+
+        def limit_s() -> float:
+            if limits_s:
+                return limits_s.pop(0)
+            last.set()
+            return 1000.0
+
+        bench.line._silence_s = limit_s
         end = await bench.welcomed()
-        await asyncio.sleep(0.15)
+        await last.wait()
         end.say(AttemptFailed(0, 1, 2, "why"))
         assert await bench.events.get() == ev.LeaderHeard(LEADER.peer)
 
