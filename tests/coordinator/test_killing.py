@@ -80,10 +80,12 @@ def test_a_node_is_back_once_a_later_round_counts_it() -> None:
 
 
 def test_parts_are_found_among_an_agents_children() -> None:
-    script = (
+    script = (  # a child has its arguments once it speaks: Popen returns in the midst of its exec
         "import subprocess, sys\n"
-        "children = [subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()', word])"
+        "code = 'import sys; print(flush=True); sys.stdin.read()'\n"
+        "children = [subprocess.Popen([sys.executable, '-c', code, word], stdout=subprocess.PIPE)"
         " for word in ('node.training.trainer', '/x/p2pd')]\n"
+        "[child.stdout.readline() for child in children]\n"
         "print(*[child.pid for child in children], flush=True)\n"
         "[child.wait() for child in children]\n"
     )
