@@ -76,12 +76,17 @@ class DhtWorld(World):
 
 
 @pytest.fixture(params=[FakeWorld, pytest.param(DhtWorld, marks=pytest.mark.slow)])
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+def play(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+    if request.param is DhtWorld:  # a query that this machine is too slow for looks like one that finds nothing
+        monkeypatch.setattr("node.peers.dht.FIND_S", 30.0)
+
     def run(scenario: Callable[[World], Awaitable[None]]) -> None:
         async def main() -> None:
             world: World = request.param(tmp_path)
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(100):
                     await scenario(world)
             finally:
                 await world.close()
@@ -117,6 +122,7 @@ def test_what_one_publishes_all_find_and_the_newest_counts(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # hivemind's own, where the start of its helper is cut off
 def test_who_only_dials_out_tells_no_address_and_is_still_found(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = (Identity.generate() for _ in range(2))

@@ -148,7 +148,7 @@ def driven(
             journal=used_world, prober=used_world, clock=clock, audience=used_world, orders=orders,
         )  # fmt: skip
         bench = Bench(driver, used_machine, used_world, clock)
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(driver.run())
             await bench.settle()
             await scene(bench)

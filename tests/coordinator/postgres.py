@@ -19,7 +19,7 @@ import pytest
 
 MISSING = "no PostgreSQL server on this machine (initdb, postgres): on Debian, apt-get install postgresql"
 _READY = b"ready to accept connections"
-_STOP_S = 20.0
+_STOP_S = 60.0
 
 
 def server_binaries() -> Path | None:

@@ -81,7 +81,7 @@ def test_lines_and_events_follow_commits_and_figures(tmp_path: Path) -> None:
         await writer.close()
         kept.close()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
     assert events.pop(0) == ("say", {"text": "round 1 is empty: nobody came"})
     assert [kind for kind, _ in events] == ["round"] * len(events)
     assert {row["round"] for _, row in events} == {0, 1, 2}
@@ -117,7 +117,7 @@ def test_why_rounds_are_empty_is_said_once_and_stands_in_the_status(tmp_path: Pa
         await writer.close()
         kept.close()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_status_has_the_contracts_keys() -> None:

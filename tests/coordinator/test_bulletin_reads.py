@@ -74,7 +74,7 @@ def play(
 
             monkeypatch.setattr(bulletins, "round_rows", read)
             task = asyncio.ensure_future(scene.bulletin.run())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await play_it(scene, task)
                 task.cancel()
                 await asyncio.wait((task,))

@@ -40,7 +40,7 @@ def test_a_child_that_ends_is_started_again_and_both_are_said(tmp_path: Path, mo
 
         supervised = Supervised("helper", start, note)
         task = asyncio.ensure_future(supervised.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await thrice.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -103,13 +103,13 @@ def test_a_child_ends_with_its_parent() -> None:
         pid = int(process.stdout.readline())
         grandchild = psutil.Process(pid)
         process.kill()
-    grandchild.wait(timeout=5)
+    grandchild.wait(timeout=60)
     assert not is_alive(pid)
 
 
 def test_a_child_of_another_parent_ends_at_once() -> None:
     code = f"from coordinator.parent import end_with; end_with(1); {SLEEPER}"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=10)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert found.returncode == -ORPHANED
 
 
@@ -160,7 +160,7 @@ def test_an_orphan_stops_cleanly_however_often_it_is_told() -> None:
         child.send_signal(ORPHANED)
         assert child.stdout.readline() == "stopping\n"
         child.send_signal(ORPHANED)
-        out, _ = child.communicate("\n", timeout=10)
+        out, _ = child.communicate("\n", timeout=60)
     finally:
         child.kill()
     assert out == "clean\n"

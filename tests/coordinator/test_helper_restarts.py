@@ -72,7 +72,7 @@ def test_a_restart_that_fails_is_said_and_tried_again_later_each_time(
         monkeypatch.setattr("coordinator.children.asyncio.sleep", sleep)
         supervised = Supervised("helper", start, said.append)
         task = asyncio.ensure_future(supervised.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not helpers:
                 await slept(0)
             helpers[0].over.set()
@@ -105,7 +105,7 @@ def test_nothing_is_stopped_that_could_not_be_started(monkeypatch: pytest.Monkey
             return left.pop()
 
         task = asyncio.ensure_future(Supervised("helper", start, said.append).run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await failed.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

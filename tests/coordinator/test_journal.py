@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import text
 
 from coordinator import database, lead
+from coordinator import journal as journals
 from coordinator.database import Database
 from coordinator.errors import MachineError, StateError, UsageError
 from coordinator.journal import Journal
@@ -31,6 +32,12 @@ from tests.coordinator.postgres import Server, schema_of
 
 ALICE = identity(10).peer
 Place = Path | str
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may take its time to see that a session was closed, and give its lock back."""
+    monkeypatch.setattr(journals, "CLOSING_S", 60.0)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -54,6 +61,17 @@ def tamper(place: Place, statement: str, **values: object) -> None:
     opened = Database(place)
     with opened.engine.begin() as connection:
         connection.execute(text(statement), values)
+    opened.close()
+
+
+def wait_until_nobody_leads(place: Place) -> None:
+    """The session of a process that was killed ends what it was told to do, and keeps its lock until then."""
+    if isinstance(place, Path):
+        return
+    opened = Database(place)
+    with opened.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while lead.look(connection, RUN.peer)[1]:
+            pass
     opened.close()
 
 
@@ -335,6 +353,7 @@ def test_kill_9_loses_no_acknowledged_write(place: Place) -> None:
     made, _ = journal(place)
     made.close()
     for n_lines in (1, 7, 23):
+        wait_until_nobody_leads(place)
         process = subprocess.Popen(
             [sys.executable, "-c", _WRITER, str(place)],
             stdout=subprocess.PIPE,
@@ -351,6 +370,7 @@ def test_kill_9_loses_no_acknowledged_write(place: Place) -> None:
         whole = [line for line in rest if line.endswith("\n")]
         acknowledged = int(whole[-1]) if whole else acknowledged
         process.wait()
+        wait_until_nobody_leads(place)
         again = Journal.open(place, RUN.peer)
         recovered = again.recover()
         rounds = [entry.body.round for entry in again.entries()]
@@ -424,11 +444,13 @@ def test_a_session_that_was_cut_appends_nothing_more(postgres: Server, url: str)
     made.close()
 
 
-def test_one_leads_at_a_time(url: str) -> None:
+def test_one_leads_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = journal(url)
     other = Journal.open(url, RUN.peer)
-    with pytest.raises(StateError, match="is led from by the founding"):
-        other.begin_term("the other one")
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "CLOSING_S", 0.01)
+        with pytest.raises(StateError, match="is led from by the founding"):
+            other.begin_term("the other one")
     made.close()  # gives the lock back
     assert other.begin_term("the other one") == 2
     other.close()

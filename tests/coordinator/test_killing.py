@@ -98,7 +98,7 @@ def test_parts_are_found_among_an_agents_children() -> None:
         assert process_of(agent.pid, Part.HELPER) == helper
         assert process_of(agent.pid, Part.AGENT) == psutil.Process(agent.pid)
         trainer.kill()
-        psutil.wait_procs([trainer], timeout=10)
+        trainer.wait(timeout=60)
         assert process_of(agent.pid, Part.TRAINER) is None
     finally:
         agent.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import grpc
 import pytest
@@ -71,7 +72,8 @@ def test_hellos_of_one_peer_are_rationed_and_it_is_told(monkeypatch: pytest.Monk
             member.call.cancel()
             assert isinstance(await made.next(), Departed)
         member = await made.member(ALICE)
-        await member.hello()
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # it may hear the end while it writes
+            await member.hello()
         assert await member.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await member.call.details() == service_limits.HELLOS
         await made.arrives(BOB)

@@ -103,7 +103,7 @@ def test_a_chain_with_such_a_round_is_shown_and_served_again(tmp_path: Path) -> 
         LedgerFile(path, round_rows(kept, spec(), COORDINATOR.peer)).close()  # as at the next start
         kept.close()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
     text = path.read_text()
     assert "NaN" not in text
     assert "Infinity" not in text

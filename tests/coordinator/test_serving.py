@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +63,8 @@ from tests.coordinator.made import admit_request, csr, identity, make_run, recor
 
 ALICE = identity(10)
 ANY = "127.0.0.1:0"
+END_S = 30.0
+"""However busy this machine is: waiting for what does not come takes longer."""
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Said:
     said: list[str] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     invited: asyncio.Event = field(default_factory=asyncio.Event)
+    listening: list[asyncio.Future[None]] = field(default_factory=list)
+    """What hears of the end."""
 
     def show(self, text: str) -> None:
         self.shown.append(text)
@@ -107,8 +110,9 @@ def serving(
             if not task.done():
                 await scene(said)
                 os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(END_S):
                 await task
+                await asyncio.gather(*said.listening)
         finally:
             task.cancel()
             invited.cancel()
@@ -160,7 +164,8 @@ def _as_is(raw: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("no_observer")
-def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
+def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LINES_GRACE_S", END_S)  # what is written last is written, however slow this machine is
     folder = make_run(tmp_path / "run")
     heard: list[Any] = []
 
@@ -175,7 +180,9 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
         await call.write(
             encode_member_frame(Hello(limits.PROTOCOL, envelope, 0, 0, b"", b"", False, False, "alice", 0))
         )
-        heard.append(decode_leader_frame(await call.read()))
+        while (first := decode_leader_frame(await call.read())) == Records(()):
+            pass  # a sign of life of a slow machine
+        heard.append(first)
         status = await operating.status(folder.path)
         (member,) = status["members"]
         assert (member["peer"], member["name"], status["serving"]) == (ALICE.peer, "alice", True)
@@ -188,12 +195,9 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path) -> None:
                 pass
             await channel.close(None)
 
-        tasks.append(asyncio.ensure_future(listen()))
+        said.listening.append(asyncio.ensure_future(listen()))
 
-    tasks: list[asyncio.Future[None]] = []
-    began = time.monotonic()
     said = serving(folder.path, scene)
-    assert time.monotonic() - began < 5
     welcome, *rest = heard
     assert isinstance(welcome, Welcome)
     assert welcome.run_time_s > 0
@@ -258,6 +262,7 @@ def test_a_remembered_port_of_the_observer_may_be_taken_for_a_moment(tmp_path: P
     async def main() -> None:
         with listening.bind(place):
             waiting = asyncio.create_task(listening.reserve_soon(place))
+            await asyncio.sleep(0)  # it has found it taken
             given = replace(place, remembered=False)
             with pytest.raises(MachineError, match="--observer"):
                 await listening.reserve_soon(given)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from coordinator.bulletin import Follower
@@ -98,7 +99,7 @@ class FakeSite:
 def served(scene: Callable[[Client, FakeSite], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         site = FakeSite()
-        async with asyncio.timeout(10), TestClient(TestServer(make_app(site))) as client:
+        async with asyncio.timeout(60), TestClient(TestServer(make_app(site))) as client:
             await scene(client, site)
 
     asyncio.run(main())
@@ -132,12 +133,24 @@ def test_a_body_is_bounded() -> None:
 
 
 def test_calls_that_were_only_half_sent_hold_up_nobody_and_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_halves, asked, all_asked = 60, list[web.BaseRequest](), asyncio.Event()
+
+    async def read(request: web.BaseRequest) -> bytes:
+        asked.append(request)
+        if len(asked) == n_halves:
+            all_asked.set()
+        return await whole(request)
+
+    whole = web.BaseRequest.read
+    monkeypatch.setattr(web.BaseRequest, "read", read)
     monkeypatch.setattr(pages, "BODY_S", 0.2)
 
     async def scene(client: Client, site: FakeSite) -> None:
-        halves = [await asyncio.open_connection(client.host, client.port) for _ in range(60)]
+        halves = [await asyncio.open_connection(client.host, client.port) for _ in range(n_halves)]
         for _, writer in halves:
             writer.write(b"POST /v1/admit HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\nhalf")
+        await all_asked.wait()
+        monkeypatch.setattr(pages, "BODY_S", 60.0)  # for who sends a whole one
         response = await client.post("/v1/admit", data=b"a whole one")
         assert (response.status, await response.read()) == (200, b"admitted")
         assert (await client.get("/api/status")).status == 200

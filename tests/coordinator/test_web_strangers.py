@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ async def serving(site: FakeSite) -> AsyncIterator[Connect]:
         return reader, writer
 
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield connect
     finally:
         for writer in writers:
@@ -66,64 +67,89 @@ async def is_ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
+@dataclass
+class Clock:
+    """What is waited for is told by this one: it stands still while somebody is to be quick."""
+
+    at: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    async def runs_until_ended(self, reader: asyncio.StreamReader) -> bool:
+        ended = asyncio.ensure_future(is_ended(reader))
+        while not ended.done():
+            self.at += 0.1
+            await asyncio.sleep(0)
+        return ended.result()
+
+
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(connections, "LOOKS_S", 0.02)
+    made = Clock()
+    monkeypatch.setattr(connections, "time", made)
+    return made
 
 
-def test_who_sends_no_whole_head_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.1)
-
+def test_who_sends_no_whole_head_is_cut_off(clock: Clock) -> None:
     async def scene() -> None:
         async with serving(FakeSite()) as connect:
             silent, _ = await connect()
             half, writer = await connect()
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
-            assert await is_ended(silent)
-            assert await is_ended(half)
+            assert await clock.runs_until_ended(silent)
+            assert await clock.runs_until_ended(half)
             assert (await asked(connect, "/healthz"))[0] == 200
 
     asyncio.run(scene())
 
 
-def test_who_was_answered_may_ask_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.05)
-    monkeypatch.setattr(connections, "IDLE_S", 0.3)
-
+def test_who_was_answered_may_ask_again_for_a_while(clock: Clock) -> None:
     async def scene() -> None:
         async with serving(FakeSite()) as connect:
             other, _ = await connect()
             reader, writer = await connect()
             writer.write(b"GET /v1/run HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readuntil(b"run info")).startswith(b"HTTP/1.1 200")
-            assert await is_ended(other)  # so more than HEAD_S is over
+            clock.at += (connections.HEAD_S + connections.IDLE_S) / 2
+            assert await is_ended(other)
             writer.write(b"GET /v1/run HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/")
             assert (await reader.readuntil(b"run info")).startswith(b"HTTP/1.1 200")
+            clock.at += connections.IDLE_S
             assert await is_ended(reader)
 
     asyncio.run(scene())
 
 
-def test_who_is_being_answered_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.05)
-    monkeypatch.setattr(connections, "IDLE_S", 0.05)
+def test_who_is_being_answered_is_not_cut_off(clock: Clock) -> None:
+    inside = asyncio.Event()
+
+    class Site(FakeSite):
+        async def piece(self, hash_: bytes) -> bytes | None:
+            inside.set()
+            return await super().piece(hash_)
 
     async def scene() -> None:
-        site = FakeSite()
+        site = Site()
         site.gate = asyncio.Event()
         site.pieces[b"a" * 32] = b"piece"
         async with serving(site) as connect:
             answer = asyncio.ensure_future(asked(connect, f"/v1/data/{PIECE}"))
+            await inside.wait()
+            clock.at += connections.HEAD_S + connections.IDLE_S
             for _ in range(3):
                 silent, _ = await connect()
-                assert await is_ended(silent)
+                assert await clock.runs_until_ended(silent)
             site.gate.set()
             assert await answer == (200, b"piece")
 
     asyncio.run(scene())
 
 
-def test_there_are_so_many_connections_and_who_says_nothing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_so_many_connections_and_who_says_nothing_makes_room(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MOST", 3)
 
     async def scene() -> None:
@@ -131,7 +157,7 @@ def test_there_are_so_many_connections_and_who_says_nothing_makes_room(monkeypat
             silent = [await connect() for _ in range(3)]
             status, body = await asked(connect, "/healthz")
             assert (status, json.loads(body)["code"]) == (503, "busy")
-            monkeypatch.setattr(connections, "MAKES_ROOM_S", 0.0)
+            clock.at += connections.MAKES_ROOM_S
             assert (await asked(connect, "/healthz"))[0] == 200
             assert await is_ended(silent[0][0])
             with pytest.raises(TimeoutError):
@@ -143,22 +169,37 @@ def test_there_are_so_many_connections_and_who_says_nothing_makes_room(monkeypat
 
 def test_a_place_is_kept_until_the_piece_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PIECES_PER_CALLER", 2)
-    monkeypatch.setattr(pages, "SENT_S", 0.3)
     monkeypatch.setattr(pages, "SENT_LEAST_BYTES_S", 2**40)
+    monkeypatch.setattr(pages, "CALLS_BURST", 1e9)  # a quick machine asks often
+
+    async def begun(connect: Connect, within_s: float) -> list[Opened]:
+        """Two that ask for a piece, may take so long over it, and read no more than its head."""
+        monkeypatch.setattr(pages, "SENT_S", within_s)
+        slow = [await connect() for _ in range(2)]
+        for reader, writer in slow:
+            writer.write(f"GET /v1/data/{PIECE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+        monkeypatch.setattr(pages, "SENT_S", 60.0)  # for who takes it as fast as it can
+        return slow
+
+    async def answered(connect: Connect) -> tuple[int, bytes]:
+        """As soon as there is a place."""
+        while (answer := await asked(connect, f"/v1/data/{PIECE}"))[0] == 503:
+            pass
+        return answer
 
     async def scene() -> None:
         site = FakeSite()
         site.pieces[b"a" * 32] = os.urandom(BIG_BYTES)
         async with serving(site) as connect:
-            slow = [await connect() for _ in range(2)]
-            for reader, writer in slow:
-                writer.write(f"GET /v1/data/{PIECE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                await reader.readuntil(b"\r\n\r\n")
+            slow = await begun(connect, 60.0)
             status, body = await asked(connect, f"/v1/data/{PIECE}")
             assert (status, json.loads(body)["code"]) == (503, "busy")
-            while status == 503:  # until their time is over
-                status, body = await asked(connect, f"/v1/data/{PIECE}")
-            assert (status, body) == (200, site.pieces[b"a" * 32])
+            for _, writer in slow:
+                writer.close()
+            assert await answered(connect) == (200, site.pieces[b"a" * 32])
+            slow = await begun(connect, 0.3)
+            assert await answered(connect) == (200, site.pieces[b"a" * 32])
             for reader, _ in slow:
                 assert await _rest_bytes(reader) < BIG_BYTES
 

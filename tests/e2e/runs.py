@@ -17,6 +17,8 @@ import psutil
 COORDINATOR = (sys.executable, "-m", "coordinator")
 NODE = (sys.executable, "-m", "node")
 LIMIT_S = 280.0
+GONE_S = 10.0
+"""So soon whoever outlives its parent has found that out and ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,19 @@ def ledger(data: Path) -> list[dict[str, Any]]:
 
 
 def left_over(mark: Path | str) -> list[str]:
-    """Command lines of living processes that name this folder, other than ourselves."""
-    found: list[str] = []
+    """Command lines of processes that name this folder, other than ourselves, and live on."""
+    found: dict[psutil.Process, str] = {}
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         line = " ".join(process.info["cmdline"] or ())
         if process.pid != os.getpid() and str(mark) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(line)
-    return found
+            found[process] = line
+    _, alive = psutil.wait_procs(list(found), timeout=GONE_S)
+    return [found[process] for process in alive if not is_zombie(process)]
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether it has ended, and nobody has asked how; also where somebody has."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

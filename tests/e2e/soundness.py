@@ -14,8 +14,17 @@ from tests.e2e.village import Village
 from tests.fakes.tiny import TinyTask
 from tests.reference import diloco
 
-LATE_S = 4.0
-"""Longer than the grace for who has gone, shorter than any other limit that could end a wait."""
+UNHURRIED = (
+    "deadlines.heartbeat_timeout_s=20",
+    "deadlines.no_progress_s=20",
+    "deadlines.train_limit_s=60",
+    "deadlines.commitment_s=20",
+    "deadlines.exchange_s=25",
+    "deadlines.vote_s=20",
+)
+LATE_S = 15.0
+"""Much longer than the grace for who has gone, whatever else a machine does, and shorter than any of these limits: what
+comes about so soon was not waited for until one of them."""
 
 BATCH_TOKENS = 44
 

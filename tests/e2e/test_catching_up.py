@@ -46,6 +46,7 @@ def test_five_rounds_away_cost_five_bytes_a_parameter_and_no_state(tmp_path: Pat
         async with village(tmp_path, *started(3), *SIZES, *limits, width=MILLION) as here:
             away, *others = here.settle(3)
             await here.rounds(2)
+            await away.halted("training")  # its state is on disk: a thread that switches it outlives a kill
             await away.kill()
             held = round_of(away)
             await here.until(lambda: here.commits[-1].body.round >= held + 5, "five rounds without it")
@@ -101,22 +102,27 @@ def test_a_newcomer_that_is_killed_in_the_middle_goes_on_where_it_was(
             await here.rounds(2)
             head = await still(here, *others)
             newcomer, stands, write = here.member("new"), asyncio.Event(), transfer._write_chunk
-            written: list[bytes] = []
+            begun, whole = list[bytes](), list[bytes]()
 
             def counted(store: StateStore, places: transfer.Places, hash_: bytes, data: bytes) -> bool:
-                written.append(hash_)
-                if len(written) == N_BEFORE:
+                begun.append(hash_)
+                if len(begun) >= N_BEFORE and not stands.is_set():
                     newcomer.halts["state"] = stands
-                return write(store, places, hash_, data)
+                written = write(store, places, hash_, data)
+                whole.append(hash_)
+                here.loop.call_soon_threadsafe(here.notice)
+                return written
 
             monkeypatch.setattr(transfer, "_write_chunk", counted)
             newcomer.start()
-            await here.until(stands.is_set, "a part of the state")
+            await here.until(lambda: stands.is_set() and len(whole) >= N_BEFORE, "a part of the state")
             await newcomer.kill()
             assert not (newcomer.folder / "state" / "CURRENT").exists()
+            before, n_begun = set(whole), len(begun)  # a thread that writes outlives a kill
             newcomer.start()
             await here.until(lambda: here.holds(newcomer.peer, head), "the newcomer to hold the state")
-            assert len(written) == len(set(written)) > N_BEFORE
+            assert len(begun) > n_begun
+            assert not before & set(begun[n_begun:])
             assert newcomer.theta_D.tobytes() == others[0].theta_D.tobytes()
 
     live(scenario(), limit_s=90.0)
@@ -172,6 +178,8 @@ def test_everybody_goes_and_comes_back_and_one_has_lost_its_files(tmp_path: Path
         async with village(tmp_path, *started(3)) as here:
             members = here.settle(3)
             await here.rounds(2)
+            # Their states are on disk: a thread that switches one outlives a kill.
+            await asyncio.gather(*(member.halted("training") for member in members))
             for member in members:
                 await member.kill()
             await here.stop_serving()

@@ -104,7 +104,8 @@ def test_a_router_that_forgets_what_is_idle_costs_no_round(nat: labs.Lab, tmp_pa
     idle_s = 25
     for name in ("n1", "n2"):
         nat.forget(name, idle_s)
-    with Distant(nat, tmp_path, *SHORT, "work.h=2000", "membership.start_contributors=2") as network:
+    long = ("work.h=20000", f"work.round_s={1.5 * idle_s}", f"deadlines.train_limit_s={2 * idle_s}")  # at any speed
+    with Distant(nat, tmp_path, *SHORT, *long, "membership.start_contributors=2") as network:
         network.join("n1")
         network.join("n2")
         rows = network.wait_for(lambda rows: sum(row["outcome"] == "committed" for row in rows) >= 3, 500)

@@ -108,8 +108,8 @@ def test_halves_part_the_one_with_the_coordinator_goes_on_and_they_meet(network:
     network.wait_until(lambda: any(stand_in in network.log(name) for name in theirs), "somebody stands in", 30)
     for name in theirs:
         assert network.status(name)["round"] <= round_ + 1 < ahead
-    waits_for = [network.status(name)["waiting_for"] for name in theirs]
-    assert any(text.startswith("voters for a quorum: ") for text in waits_for), waits_for
+    waits = "voters for a quorum: "
+    network.wait_until(lambda: any(network.status(n)["waiting_for"].startswith(waits) for n in theirs), "its word", 30)
     heal(network)
     rows = whole_again(network)
     assert {row["leader"] for row in rows if row["round"] > round_} == {rows[0]["leader"]}

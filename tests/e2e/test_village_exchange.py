@@ -9,14 +9,15 @@ import pytest
 from coordinator.rounds.events import Committed
 from protos import wire
 from protos.messages import Envelope, PeerId, Redeal
-from tests.e2e.soundness import LATE_S, sound, started
+from tests.e2e.soundness import LATE_S, UNHURRIED, sound, started
 from tests.e2e.village import Village, live, village
 
 pytestmark = pytest.mark.slow
 
 ONCE = "rule.replicas=1"
 """Each chunk has one reducer, so that every reducer is missed."""
-SOON = ("deadlines.heartbeat_timeout_s=1", "deadlines.no_progress_s=0.5")
+SOON = ("deadlines.heartbeat_timeout_s=3", "deadlines.no_progress_s=1.5")
+"""Soon, and yet longer than a busy machine keeps the village from running: all would be found frozen at once."""
 
 
 def counted(commit: Committed) -> set[PeerId]:
@@ -45,15 +46,14 @@ def test_a_death_in_the_exchange_costs_no_attempt(tmp_path: Path, at: str) -> No
     """
 
     async def scenario() -> None:
-        async with village(tmp_path, *started(4, ONCE)) as here:
+        async with village(tmp_path, *started(4, ONCE, *UNHURRIED)) as here:
             victim, *others = here.settle(4)
             await here.rounds(1)
             # A receipt is read when all may be reduced: without its results nothing is proposed before it dies.
             await victim.halted(at, *(["before results"] if at == "receipt" else []))
-            n_before, killed_at = len(here.committed()), here.loop.time()
+            n_before = len(here.committed())
             await victim.kill()
-            await here.rounds(n_before + 1)
-            assert here.loop.time() - killed_at < LATE_S
+            await here.rounds(n_before + 1, LATE_S)
             commit = here.committed()[n_before]
             if at == "after results" and commit.failed:
                 (failed,) = commit.failed
@@ -70,7 +70,7 @@ def test_a_death_in_the_exchange_costs_no_attempt(tmp_path: Path, at: str) -> No
             await here.rounds(n_before + 2)
             await sound(here)
 
-    live(scenario())
+    live(scenario(), limit_s=90.0)
 
 
 @pytest.mark.parametrize("at", ["after commitment", "before results"])

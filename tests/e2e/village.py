@@ -89,6 +89,7 @@ SETTINGS = (
 )
 LIMIT_S = 45.0
 UNTIL_S = 20.0
+ENDING_S = 10.0
 
 T = TypeVar("T")
 
@@ -101,15 +102,17 @@ def live(scenario: Coroutine[Any, Any, T], *, limit_s: float = LIMIT_S) -> T:
             result = await scenario
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:  # what was cancelled ends at its next turn
-            _, left = await asyncio.wait(left, timeout=1.0)
+            _, left = await asyncio.wait(left, timeout=ENDING_S)
         assert not left, left
         return result
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(limited())
     gc.collect()  # what was not closed complains now, in the test that left it
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("bytes", "journal", "trainer"))]
-    assert not left, left
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith(("bytes", "journal", "trainer"))]
+    for thread in ours:  # who is to end isn't waited for where it was told so
+        thread.join(ENDING_S)
+    assert not (left := [thread.name for thread in ours if thread.is_alive()]), left
     return result
 
 

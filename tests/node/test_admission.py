@@ -18,7 +18,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from node import admission as admissions
-from node.admission import ANSWER_S, CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT, Admission, admit
+from node.admission import CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT, Admission, admit
 from node.errors import LocalStateError, NodeError, Refused, Unreachable
 from node.racing import first_of
 from protos import limits, wire
@@ -30,6 +30,8 @@ from tests.node.runs import make_run
 
 ME = Identity.from_private_bytes(b"m" * 32)
 TODAY = datetime.datetime.now(datetime.UTC)
+LONG_S = 1000.0
+"""Longer than any test: who waits for so long waits for ever."""
 
 
 @dataclass
@@ -127,7 +129,7 @@ def join(invite: Invite, folder: Path, **options: object) -> Admission:
 
 
 async def ask(invite: Invite, folder: Path, **options: object) -> Admission:
-    given = {"seconds": lambda: 100.0, "connect_s": 0.2, "today": lambda: TODAY, **options}
+    given = {"seconds": lambda: 100.0, "connect_s": 60.0, "today": lambda: TODAY, **options}
     return await admit(invite, ME, folder, **given)  # type: ignore[arg-type]
 
 
@@ -136,15 +138,12 @@ async def joined(coordinator: Coordinator, folder: Path, **options: object) -> A
         return await ask(Invite(coordinator.run, (host,)), folder, **options)
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def nowhere(run: PeerId) -> Invite:
-    return Invite(run, (f"127.0.0.1:{closed_port()}",))
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """An address at which nobody listens, nor can before the end of the test."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def test_an_invite_leads_to_spec_addresses_and_a_certificate(coordinator: Coordinator, folder: Path) -> None:
@@ -181,9 +180,9 @@ def test_the_context_of_a_token_is_the_coordinators() -> None:
     assert token_context(run, ME.peer) == b"\0".join((TOKEN_CONTEXT, run.encode(), ME.peer.encode()))
 
 
-def test_a_returning_node_needs_no_coordinator(coordinator: Coordinator, folder: Path) -> None:
+def test_a_returning_node_needs_no_coordinator(coordinator: Coordinator, folder: Path, closed: str) -> None:
     first = asyncio.run(joined(coordinator, folder))
-    again = join(nowhere(coordinator.run), folder)
+    again = join(Invite(coordinator.run, (closed,)), folder)
     assert again.credentials == first.credentials
     assert again.spec == first.spec
     assert again.addresses == first.addresses
@@ -191,18 +190,20 @@ def test_a_returning_node_needs_no_coordinator(coordinator: Coordinator, folder:
     assert not again.fresh
 
 
-def test_a_returning_node_keeps_its_certificate_and_takes_what_is_new(coordinator: Coordinator, folder: Path) -> None:
+def test_a_returning_node_keeps_its_certificate_and_takes_what_is_new(
+    coordinator: Coordinator, folder: Path, closed: str
+) -> None:
     first = asyncio.run(joined(coordinator, folder))
     coordinator.sequence = 9
     again = asyncio.run(joined(coordinator, folder))
     assert len(coordinator.requests) == 1
     assert again.credentials == first.credentials
     assert again.addresses.sequence == 9
-    assert join(nowhere(coordinator.run), folder).addresses.sequence == 9
+    assert join(Invite(coordinator.run, (closed,)), folder).addresses.sequence == 9
 
 
 def test_a_certificate_near_its_end_is_renewed_and_used_up_if_it_can_not_be(
-    coordinator: Coordinator, folder: Path
+    coordinator: Coordinator, folder: Path, closed: str
 ) -> None:
     coordinator.valid_for = datetime.timedelta(days=10)
     first = asyncio.run(joined(coordinator, folder))
@@ -215,7 +216,7 @@ def test_a_certificate_near_its_end_is_renewed_and_used_up_if_it_can_not_be(
     assert len(coordinator.requests) == 2
     later = TODAY + datetime.timedelta(days=91)
     with pytest.raises(Unreachable):
-        join(nowhere(coordinator.run), folder, today=lambda: later)
+        join(Invite(coordinator.run, (closed,)), folder, today=lambda: later)
 
 
 @pytest.mark.parametrize("file", [CERTIFICATE_FILE, TLS_KEY_FILE, "ca.pem", "run.bin"])
@@ -319,12 +320,12 @@ def test_settings_that_this_version_can_not_compute_are_refused(
         asyncio.run(joined(coordinator, folder))
 
 
-def test_older_settings_than_were_seen_do_not_replace_them(coordinator: Coordinator, folder: Path) -> None:
+def test_older_settings_than_were_seen_do_not_replace_them(coordinator: Coordinator, folder: Path, closed: str) -> None:
     old = coordinator.spec
     coordinator.spec = make_run(coordinator.folder, revision=2)
     asyncio.run(joined(coordinator, folder))
     coordinator.spec = old
-    for admission in (asyncio.run(joined(coordinator, folder)), join(nowhere(coordinator.run), folder)):
+    for admission in (asyncio.run(joined(coordinator, folder)), join(Invite(coordinator.run, (closed,)), folder)):
         assert admission.spec.revision == 2
 
 
@@ -352,9 +353,20 @@ def test_a_certificate_that_is_not_ours_is_refused(coordinator: Coordinator, fol
     assert os.listdir(folder) == []
 
 
-def test_every_address_that_fails_says_why_and_a_later_one_will_do(coordinator: Coordinator, folder: Path) -> None:
+def test_every_address_that_fails_says_why_and_a_later_one_will_do(
+    coordinator: Coordinator, folder: Path, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = socket.getaddrinfo
+
+    def no_such_name(host: str, *asked: object, **how: object) -> object:
+        if host == "host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")  # whatever this machine's resolver is like
+        return find(host, *asked, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
+
     async def no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
+        await reader.readuntil(b"\r\n\r\n")
         writer.write(b"\x15\x03\x01\x00\x02\x02\x0a")
         writer.close()
 
@@ -372,12 +384,11 @@ def test_every_address_that_fails_says_why_and_a_later_one_will_do(coordinator: 
             serving(("GET", "/v1/run", gone)) as empty,
             coordinator.serving() as host,
         ):
-            refused = f"127.0.0.1:{closed_port()}"
             silent = "{}:{}".format(*other.sockets[0].getsockname())
-            hosts = (refused, silent, talking, empty, "host.invalid:80")
+            hosts = (closed, silent, talking, empty, "host.invalid:80")
             with pytest.raises(Unreachable) as error:
                 await ask(Invite(coordinator.run, hosts), folder)
-            assert f"{refused}: connection refused" in error.value.tried
+            assert f"{closed}: connection refused" in error.value.tried
             assert f"{silent}: it answers, but not with HTTP as a coordinator does" in error.value.tried
             assert f"{talking}: it answers, but is no coordinator" in error.value.tried
             assert f"{empty}: nothing here" in error.value.tried
@@ -401,11 +412,12 @@ def test_a_host_is_tried_beside_those_that_do_not_answer(
     coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admissions, "first_of", partial(first_of, overlap_s=0.01))
+    monkeypatch.setattr(admissions, "ANSWER_S", LONG_S)
 
     async def main() -> None:
         with ExitStack() as stack:
             silent = [stack.enter_context(mute()) for _ in range(15)]
-            async with coordinator.serving() as host, asyncio.timeout(ANSWER_S / 3):
+            async with coordinator.serving() as host, asyncio.timeout(60):
                 assert (await ask(Invite(coordinator.run, (*silent, host)), folder)).fresh
 
     asyncio.run(main())
@@ -416,15 +428,16 @@ def test_a_name_whose_first_address_leads_nowhere_is_reached_by_the_second(
     coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where IPv6 is half configured: packets to the first one vanish."""
+    monkeypatch.setattr(admissions, "ANSWER_S", LONG_S)
 
     async def main() -> None:
-        async with coordinator.serving() as host, asyncio.timeout(ANSWER_S / 3):
+        async with coordinator.serving() as host, asyncio.timeout(60):
             port = int(host.rpartition(":")[2])
             ways = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
             found = [(family, socket.SOCK_STREAM, 6, "", where) for family, where in ways]
             with vanishing("::1", port):
                 monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-                assert (await ask(Invite(coordinator.run, (f"run.example:{port}",)), folder, connect_s=60.0)).fresh
+                assert (await ask(Invite(coordinator.run, (f"run.example:{port}",)), folder, connect_s=LONG_S)).fresh
 
     asyncio.run(main())
 
@@ -447,7 +460,7 @@ def vanishing(host: str, port: int) -> Iterator[None]:
 
 
 def test_another_runs_coordinator_at_one_address_is_passed_by(
-    coordinator: Coordinator, folder: Path, tmp_path: Path
+    coordinator: Coordinator, folder: Path, closed: str, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = Coordinator(tmp_path / "other")
@@ -455,9 +468,8 @@ def test_another_runs_coordinator_at_one_address_is_passed_by(
     async def main() -> None:
         async with other.serving() as wrong, coordinator.serving() as right:
             assert (await ask(Invite(coordinator.run, (wrong, right)), folder)).spec == coordinator.spec
-            nowhere = f"127.0.0.1:{closed_port()}"
             with pytest.raises(Refused, match="is not run"):
-                await ask(Invite(Identity.generate().peer, (nowhere, wrong)), tmp_path)
+                await ask(Invite(Identity.generate().peer, (closed, wrong)), tmp_path)
 
     asyncio.run(main())
 

@@ -53,6 +53,8 @@ class Terminal:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Terminal:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("node.signals.THREADS_S", 1000.0)  # else a machine that stands still ends this process
+    monkeypatch.setattr(control, "ANSWER_S", 60.0)
     return Terminal(capsys)
 
 
@@ -258,7 +260,7 @@ def running(tmp_path: Path) -> Iterator[list[str]]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield heard
     over.set()
     thread.join()

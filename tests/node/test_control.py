@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 
+from node import control
 from node.control import FILE, LINE_BYTES_MAX, ControlServer, ask
 from node.errors import LocalStateError, Unreachable
+
+
+@pytest.fixture(autouse=True)
+def answers_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "ANSWER_S", 60.0)
 
 
 def answer(word: str) -> Mapping[str, Any]:
@@ -29,7 +35,7 @@ def play(folder: Path, scenario: Callable[[ControlServer], Coroutine[Any, Any, N
         server = ControlServer(folder, answer)
         await server.start()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await scenario(server)
         finally:
             await server.stop()

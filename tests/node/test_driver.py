@@ -53,7 +53,7 @@ def test_a_commit_that_comes_while_the_disk_prepares_ends_the_encoding(
 
     def slowly(_: Any = None) -> None:
         entered.set()
-        assert gate.wait(10)
+        assert gate.wait(60)
 
     def made(path: Path, spec: RunSpec) -> None:
         if slow == "area":
@@ -69,7 +69,7 @@ def test_a_commit_that_comes_while_the_disk_prepares_ends_the_encoding(
         with ThreadPoolExecutor(1) as pool:
             driver = bench.make(pool)
             driver._train(fx.Encode(7))
-            assert await asyncio.to_thread(entered.wait, 10)
+            assert await asyncio.to_thread(entered.wait, 60)
             store.current = held(7)
             driver._train(fx.LoadAnchor(8, 0, False))
             driver._train(fx.StartTraining(8, (), 10, 1))
@@ -91,7 +91,7 @@ def test_of_two_encodings_the_later_one_has_the_files(tmp_path: Path, monkeypatc
         order.append("begun")
         if first:
             entered.set()
-            assert gate.wait(10)
+            assert gate.wait(60)
         make_area(path, spec)
         order.append("made")
 
@@ -105,7 +105,7 @@ def test_of_two_encodings_the_later_one_has_the_files(tmp_path: Path, monkeypatc
         with ThreadPoolExecutor(1) as pool:
             driver = bench.make(pool)
             driver._train(fx.Encode(7))
-            assert await asyncio.to_thread(entered.wait, 10)
+            assert await asyncio.to_thread(entered.wait, 60)
             store.current = held(7)
             driver._train(fx.Encode(8))
             for _ in range(5):

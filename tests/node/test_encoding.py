@@ -84,7 +84,7 @@ def test_read_in_pieces_it_is_the_same(
             for chunk in range(GRID.n_chunks):
                 write(path, chunk)
                 reading.written(chunk + 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 found = await reading.contribution()
         wanted = read_contribution(path, SPEC)
         assert (found.root, found.norms, found.paths) == (wanted.root, wanted.norms, wanted.paths)
@@ -119,7 +119,7 @@ def test_a_frame_that_reducers_would_refuse_is_a_fault(path: Path) -> None:
 
     async def main() -> None:
         with ThreadPoolExecutor(2) as pool:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await Reading(path, SPEC, pool).contribution()
 
     with pytest.raises(CodecError):

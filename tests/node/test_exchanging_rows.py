@@ -195,7 +195,7 @@ class World:
 
 def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(main())

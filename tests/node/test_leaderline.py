@@ -16,6 +16,7 @@ from node.session import events as ev
 from protos.messages import AttemptFailed, Goodbye, Hello, PeerId, Records, Refusal, Welcome
 from protos.signing import Identity
 from tests.coordinator.made import spec
+from tests.fakes.loop import SkippingLoop
 from tests.fakes.peers import FakeNetwork, FakePeers, LeaderEnd
 
 RUN, LEADER, ME = (Identity.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
@@ -78,10 +79,13 @@ class Bench:
         self._going_on.set()
 
 
-def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+def play(
+    scenario: Callable[[Bench], Coroutine[Any, Any, None]],
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop,
+) -> None:
     async def main() -> None:
         bench = Bench()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             running = asyncio.create_task(bench.line.run())
             try:
                 await scenario(bench)
@@ -90,7 +94,14 @@ def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
                 await asyncio.gather(running, return_exceptions=True)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+async def skip(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SkippingLoop)
+    await loop.skip(seconds)
 
 
 def test_what_the_leader_says_becomes_events() -> None:
@@ -192,33 +203,33 @@ def test_a_leader_that_stops_for_a_while_is_tried_again() -> None:
 
 def test_a_leader_that_falls_silent_has_lost_its_line() -> None:
     async def scenario(bench: Bench) -> None:
-        bench.line._silence_s = lambda: 0.05
+        bench.line._silence_s = lambda: 10.0
         end = await bench.welcomed()
-        assert "said nothing for 0.05 s" in (await bench.down())[0]
+        await skip(9.0)
+        assert bench.events.empty()
+        await skip(2.0)
+        assert "said nothing for 10 s" in (await bench.down())[0]
         assert await end.hear() is None, "its end is closed, and a new line is tried"
         bench.go_on()
         await bench.welcomed()
 
-    play(scenario)
+    play(scenario, SkippingLoop)
 
 
 def test_a_limit_that_changes_holds_for_the_silence_that_runs_already() -> None:
     async def scenario(bench: Bench) -> None:
-        limits_s, last = [0.05, 0.1], asyncio.Event()
-
-        def limit_s() -> float:
-            if limits_s:
-                return limits_s.pop(0)
-            last.set()
-            return 1000.0
-
-        bench.line._silence_s = limit_s
+        limit_s = 10.0
+        bench.line._silence_s = lambda: limit_s
         end = await bench.welcomed()
-        await last.wait()
+        limit_s = 20.0
+        await skip(15.0)
+        limit_s = 40.0
+        await skip(15.0)
+        assert bench.events.empty()
         end.say(AttemptFailed(0, 1, 2, "why"))
         assert await bench.events.get() == ev.LeaderHeard(LEADER.peer)
 
-    play(scenario)
+    play(scenario, SkippingLoop)
 
 
 def test_nonsense_ends_the_line() -> None:

@@ -68,7 +68,7 @@ def test_a_stand_in_knows_the_books_that_the_run_may_go_back_to(tmp_path: Path) 
         assert driver is not None
         assert driver._rounds._targets == {first.head: first}  # type: ignore[attr-defined]
         stand_in.applied(back)  # its session has gone back with the coordinator meanwhile
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while driver.ledger.head == second.head:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
         assert driver.ledger.rollbacks == 1

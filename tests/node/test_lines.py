@@ -50,7 +50,7 @@ class Bench:
 def play(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         bench = Bench()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             running = asyncio.create_task(bench.lines.run())
             try:
                 await scenario(bench)

@@ -17,7 +17,7 @@ A, B, C, D = (peer(number) for number in range(4))
 
 def play(scenario: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await scenario
 
     asyncio.run(limited())

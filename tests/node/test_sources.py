@@ -20,8 +20,10 @@ from node.sources import AVOIDED_S, SAID_MOST, Donors, HttpSource, PeerSource
 from node.spreading import COPIES, likeliest
 from protos.messages import PeerId
 from tests.fakes.holder import FakeHolder
+from tests.fakes.loop import SkippingLoop, play, until
 from tests.fakes.peers import FakeNetwork, FakePeers, Fault
 from tests.node.chain import peer
+from tests.node.peers.test_transport import LIMIT_S
 from tests.node.pieces import ME, OBSERVER, Run, cut, new_store, now, packed_run, whole
 from tests.node.runs import N_PIECES
 
@@ -260,45 +262,54 @@ def test_what_http_says_wrong_is_named(run: Run, tmp_path: Path, options: dict[s
 def test_a_host_that_stops_in_the_middle_of_a_piece_is_given_up(run: Run, tmp_path: Path) -> None:
     spec, packed = run
 
-    async def stops(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 80\r\n\r\nhalf")
-        await reader.read()  # until it hangs up
-        writer.close()
+    async def main(loop: SkippingLoop) -> None:
+        traffic = Traffic()
 
-    async def main() -> None:
-        async with await asyncio.start_server(stops, "127.0.0.1", 0) as server, asyncio.timeout(5):
+        async def stops(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            before = traffic.received
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 80\r\n\r\nhalf")
+            await until(lambda: traffic.received == before + 4)
+            await loop.skip(1.1 * LIMIT_S)
+            await reader.read()  # until it hangs up
+            writer.close()
+
+        async with await asyncio.start_server(stops, "127.0.0.1", 0) as server:
             stalled = "{}:{}".format(*server.sockets[0].getsockname())
-            store = new_store(tmp_path / "mine", spec, HttpSource([stalled], now, no_progress_s=0.05))
+            source = HttpSource([stalled], now, no_progress_s=LIMIT_S, traffic=traffic)
             with pytest.raises(Unreachable, match=stalled):
-                await store.ensure_pieces([0])
+                await new_store(tmp_path / "mine", spec, source).ensure_pieces([0])
             async with coordinator(packed) as (host, _):
-                source = HttpSource([stalled, host], now, no_progress_s=0.05)
+                source = HttpSource([stalled, host], now, no_progress_s=LIMIT_S, traffic=traffic)
                 await new_store(tmp_path / "other", spec, source).ensure_pieces([0])
 
-    asyncio.run(main())
+    play(main)
 
 
 def test_a_host_that_trickles_a_piece_is_given_up(run: Run, tmp_path: Path) -> None:
     spec, packed = run
 
-    async def trickles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        hung_up = asyncio.create_task(reader.read())
-        while not hung_up.done():
-            writer.write(b"x")
-            await asyncio.wait([hung_up], timeout=0.01)
-        writer.close()
+    async def main(loop: SkippingLoop) -> None:
+        traffic = Traffic()
 
-    async def main() -> None:
-        async with await asyncio.start_server(trickles, "127.0.0.1", 0) as server, asyncio.timeout(5):
+        async def trickles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            hung_up = asyncio.create_task(reader.read())
+            while not hung_up.done():
+                before = traffic.received
+                writer.write(b"x")
+                await until(lambda before=before: hung_up.done() or traffic.received > before)  # type: ignore[misc]
+                await loop.skip(LIMIT_S / 10)
+            writer.close()
+
+        async with await asyncio.start_server(trickles, "127.0.0.1", 0) as server:
             slow = "{}:{}".format(*server.sockets[0].getsockname())
             async with coordinator(packed) as (host, _):
-                source = HttpSource([slow, host], now, no_progress_s=0.1)
+                source = HttpSource([slow, host], now, no_progress_s=LIMIT_S, traffic=traffic)
                 await new_store(tmp_path / "mine", spec, source).ensure_pieces([0])
 
-    asyncio.run(main())
+    play(main)
 
 
 def test_a_source_without_addresses_is_no_crash() -> None:

@@ -115,7 +115,7 @@ def test_preparing_from_a_thread_of_a_full_pool_does_not_stand_still(tmp_path: P
     store, ledger = new_store(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         store._pool = pool
-        name, _, commit, folded = pool.submit(advance, store, ledger).result(timeout=10)
+        name, _, commit, folded = pool.submit(advance, store, ledger).result(timeout=60)
     store._pool = None
     assert store.apply(name, commit, folded).commit == commit
 

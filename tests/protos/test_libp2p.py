@@ -21,12 +21,13 @@ def test_the_daemon_has_our_peer_id(tmp_path: Path) -> None:
 
     async def peer_id_of_the_daemon() -> str:
         daemon = await P2P.create(
-            identity_path=str(path), dht_mode="client", auto_nat=False, nat_port_map=False, use_relay=False
-        )
+            identity_path=str(path), dht_mode="client", auto_nat=False, nat_port_map=False, use_relay=False,
+            startup_timeout=60,
+        )  # fmt: skip
         try:
             return str(daemon.peer_id)
         finally:
             await daemon.shutdown()
 
-    assert asyncio.run(asyncio.wait_for(peer_id_of_the_daemon(), 30)) == identity.peer
+    assert asyncio.run(asyncio.wait_for(peer_id_of_the_daemon(), 90)) == identity.peer
     assert path.read_bytes() == identity.libp2p_private_key()

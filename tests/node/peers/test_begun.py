@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from node.peers.dialing import Dialer
 from node.peers.flight import InFlight
 from node.peers.server import NodeServer
 from node.peers.transport import ACCEPTED, END, open_call
@@ -16,7 +15,8 @@ from node.ports import PeerFailed
 from protos import limits, services, wire
 from protos.messages import ChunkHead, Fetch, FetchHead, Part, Signed
 from tests.fakes.holder import FakeHolder
-from tests.node.peers.test_grpc import AUTHORITY, calling, drop, ignore, new_peer, raw_server, scenario, until
+from tests.fakes.loop import until
+from tests.node.peers.test_grpc import AUTHORITY, calling, drop, ignore, new_peer, patient, raw_server, scenario
 
 LONG = limits.PART_BYTES + 100
 
@@ -56,7 +56,7 @@ def test_a_thing_travels_in_no_more_messages_than_it_has_parts(tmp_path: Path, n
         peer = new_peer()
         server = NodeServer(AUTHORITY.issue(peer), holder, allowed=lambda _: "")
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-        dialer = Dialer(AUTHORITY.issue(new_peer()))
+        dialer = patient(AUTHORITY.issue(new_peer()))
         call = open_call(await dialer.channel(peer, [address]), services.EXCHANGE_FETCH_THINGS)
         await call.write(wire.encode(Fetch("piece", (name,))))
         await call.done_writing()
@@ -89,7 +89,7 @@ def test_a_stream_has_room_for_a_first_part_before_it_comes(tmp_path: Path) -> N
         server = NodeServer(AUTHORITY.issue(peer), holder, allowed=lambda _: "")
         server.receiving = InFlight(2 * limits.PART_BYTES)
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-        dialer = Dialer(AUTHORITY.issue(me))
+        dialer = patient(AUTHORITY.issue(me))
         call = open_call(await dialer.channel(peer, [address]), services.EXCHANGE_SEND)
         await call.write(wire.encode_chunk_frame(Signed(b"deal")))
         await until(lambda: server.receiving.n_bytes == limits.PART_BYTES)
@@ -118,7 +118,7 @@ def test_a_first_part_that_does_not_fit_is_refused(tmp_path: Path, head: ChunkHe
         holder, peer, me = FakeHolder(tmp_path), new_peer(), new_peer()
         server = NodeServer(AUTHORITY.issue(peer), holder, allowed=lambda _: "")
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
-        dialer = Dialer(AUTHORITY.issue(me))
+        dialer = patient(AUTHORITY.issue(me))
         call = open_call(await dialer.channel(peer, [address]), services.EXCHANGE_SEND)
         await call.write(wire.encode_chunk_frame(Signed(b"deal")))
         await call.write(wire.encode_part(memoryview(data), head))

@@ -10,7 +10,7 @@ from node.peers.flight import InFlight
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(main())

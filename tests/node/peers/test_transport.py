@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coordinator.leading import service
 from node.peers.transport import Progress, channel_options, server_options
 from protos.signing import Identity
+from tests.fakes.loop import SkippingLoop, play
 
 LIMIT_S = 30.0
 ROUTERS_REMEMBER_S = 30.0
 """Those of the shortest memory forget a connection on which nothing has come for so long, and it is dead then."""
-
-
-class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time can be put forward."""
-
-    skipped_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.skipped_s
-
-    async def skip(self, seconds: float) -> None:
-        """Put the time forward, and let what is due then happen."""
-        self.skipped_s += seconds
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-
-def play(scenario: Callable[[SkippingLoop], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, SkippingLoop)
-        runner.run(scenario(loop))
 
 
 async def stand_still(progress: Progress) -> asyncio.Task[None]:

@@ -25,8 +25,9 @@ from protos import limits, services, wire
 from protos.messages import ChunkHead, Fetch, FetchHead, Part, PeerId, Signed
 from tests.coordinator.made import genesis
 from tests.fakes.holder import FakeHolder
-from tests.node.peers.test_grpc import AUTHORITY, drop, ignore, new_peer, raw_server, until
-from tests.node.peers.test_transport import SkippingLoop, play, stand_still
+from tests.fakes.loop import SkippingLoop, play, until
+from tests.node.peers.test_grpc import AUTHORITY, drop, ignore, new_peer, raw_server
+from tests.node.peers.test_transport import stand_still
 from tests.node.test_fetching import FRAMES, GRID, HASHES, Bench
 from tests.node.test_fetching_chain import ask, rows
 from tests.node.test_state import GRID as STATE_GRID

@@ -15,12 +15,17 @@ import pytest
 
 from node.training import process
 from node.training.checkpoint import Checkpoints
-from node.training.link import Failed, Load, Pause, Progress, Ready, Report, Saved, Start, Train
+from node.training.link import Failed, Load, Pause, Progress, Ready, Saved, Start, Train
 from node.training.process import TrainerProcess
 from protos.messages import Range
 from tests.fakes.llama import llama_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIMIT_S = 200.0
+"""For all that a process does: torch and transformers are loaded from a disk that others read as well."""
+SECONDS_MOST = 5
+"""Of so many one is still."""
 
 AGENT = """
 import asyncio, sys
@@ -53,7 +58,7 @@ def test_it_leaves_signals_to_the_agent_trains_on_and_its_death_is_reported(tmp_
     trainer = TrainerProcess()
 
     async def main() -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(LIMIT_S):
             await trainer.start()
             pid = trainer.pid
             assert pid is not None
@@ -64,8 +69,13 @@ def test_it_leaves_signals_to_the_agent_trains_on_and_its_death_is_reported(tmp_
                 os.kill(pid, number)
             trainer.send(Load(str(made.theta_path), 0, 0, True))
             trainer.send(Train(1, (Range(0, 3),), 6))
-            heard: list[Report] = [await anext(reports), await anext(reports)]
-            assert [report.step for report in heard if isinstance(report, Progress)] == [0, 3]
+            steps: list[int] = []
+            while not steps or steps[-1] < 3:  # where steps take long it tells of those in between, too
+                report = await anext(reports)
+                assert isinstance(report, Progress)
+                steps.append(report.step)
+            assert steps[0] == 0
+            assert steps == sorted(steps)
             os.kill(pid, signal.SIGKILL)
             assert [report async for report in reports] == [Failed("the trainer ended by SIGKILL")]
             assert trainer.pid is None
@@ -80,7 +90,7 @@ def test_while_it_is_paused_it_takes_no_processor_time(tmp_path: Path) -> None:
     trainer = TrainerProcess()
 
     async def main() -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(LIMIT_S):
             await trainer.start()
             assert trainer.pid is not None
             process = psutil.Process(trainer.pid)
@@ -93,24 +103,28 @@ def test_while_it_is_paused_it_takes_no_processor_time(tmp_path: Path) -> None:
             trainer.send(Pause())
             while not (isinstance(report := await anext(reports), Progress) and report.paused):
                 pass
-            await asyncio.sleep(0.1)  # a computation's threads spin for a moment after its end
-            before = process.cpu_times()
-            await asyncio.sleep(1.0)
-            after = process.cpu_times()
-            assert after.user + after.system - before.user - before.system <= 0.02
+            taken_s: list[float] = []
+            while not taken_s or taken_s[-1] > 0.02:  # a computation's threads spin for a moment after its end
+                assert len(taken_s) < SECONDS_MOST, f"it is never still: {taken_s}"
+                before = process.cpu_times()
+                await asyncio.sleep(1.0)
+                after = process.cpu_times()
+                taken_s.append(after.user + after.system - before.user - before.system)
             await trainer.stop()
 
     asyncio.run(main())
 
 
-def test_told_to_stop_in_the_middle_it_leaves_a_checkpoint(tmp_path: Path) -> None:
+def test_told_to_stop_in_the_middle_it_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_GRACE_S", LIMIT_S)  # a step and a disk take as long as the machine likes
+    monkeypatch.setattr(process, "STOP_GRACE_MOST_S", LIMIT_S)
     made = llama_run(tmp_path)
     trainer = TrainerProcess()
 
     async def main() -> None:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(LIMIT_S):
             await trainer.start()
-            process, reports = trainer._process, trainer.reports()
+            child, reports = trainer._process, trainer.reports()
             trainer.send(
                 Start(str(made.spec_path), str(made.data_dir), 1, run="run", checkpoints=str(tmp_path / "checkpoints"))
             )
@@ -120,8 +134,8 @@ def test_told_to_stop_in_the_middle_it_leaves_a_checkpoint(tmp_path: Path) -> No
             while not (isinstance(report := await anext(reports), Progress) and report.step > 0):
                 pass
             await trainer.stop()
-            assert process is not None
-            assert process.returncode == 0
+            assert child is not None
+            assert child.returncode == 0
             assert [report async for report in reports if not isinstance(report, Progress | Saved)] == []
 
     asyncio.run(main())
@@ -139,7 +153,7 @@ def test_one_that_nobody_hears_any_more_is_ended(tmp_path: Path, monkeypatch: py
     trainer = TrainerProcess(python=str(mute))
 
     async def main() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             await trainer.start()
             assert [report async for report in trainer.reports()] == [Failed("the trainer ended by SIGKILL")]
             assert trainer.pid is None
@@ -166,7 +180,7 @@ def test_a_killed_agent_takes_its_trainer_along() -> None:
     finally:
         agent.kill()
         agent.communicate()
-    assert ended_within(trainer_pid, 30)
+    assert ended_within(trainer_pid, LIMIT_S)
 
 
 def test_a_trainer_that_can_not_be_started_is_an_error() -> None:
@@ -182,7 +196,7 @@ def test_a_trainer_that_can_not_be_started_is_an_error() -> None:
 
 def test_one_called_by_hand_says_what_it_is() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "node.training.trainer"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "node.training.trainer"], capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     assert found.returncode == 2
     assert "started by the agent" in found.stderr
