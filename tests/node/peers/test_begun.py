@@ -16,7 +16,7 @@ from protos import limits, services, wire
 from protos.messages import ChunkHead, Fetch, FetchHead, Part, Signed
 from tests.fakes.holder import FakeHolder
 from tests.fakes.loop import until
-from tests.node.peers.test_grpc import AUTHORITY, calling, drop, ignore, new_peer, patient, raw_server, scenario
+from tests.node.peers.served import AUTHORITY, calling, drop, ignore, new_peer, patient, raw_server, scenario
 
 LONG = limits.PART_BYTES + 100
 

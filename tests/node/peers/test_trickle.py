@@ -26,7 +26,7 @@ from protos.messages import ChunkHead, Fetch, FetchHead, Part, PeerId, Signed
 from tests.coordinator.made import genesis
 from tests.fakes.holder import FakeHolder
 from tests.fakes.loop import SkippingLoop, play, until
-from tests.node.peers.test_grpc import AUTHORITY, drop, ignore, new_peer, raw_server
+from tests.node.peers.served import AUTHORITY, drop, ignore, new_peer, raw_server
 from tests.node.peers.test_transport import stand_still
 from tests.node.test_fetching import FRAMES, GRID, HASHES, Bench
 from tests.node.test_fetching_chain import ask, rows
