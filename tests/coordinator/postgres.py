@@ -135,3 +135,8 @@ def postgres() -> Iterator[Server]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture
+def url(postgres: Server) -> str:
+    return postgres.new_database()

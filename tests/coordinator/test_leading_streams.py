@@ -17,7 +17,7 @@ from coordinator.rounds.events import Instant
 from protos.messages import Records
 from protos.wire import encode_leader_frame
 from tests.coordinator.made import identity
-from tests.coordinator.test_service import ALICE, BOB, Bench, served
+from tests.coordinator.member_lines import ALICE, BOB, Bench, served
 
 START = Instant(0.0)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509 import load_der_x509_certificate
 
 from coordinator import app, listening, operating
-from coordinator.app import OUTSIDE, Outside, serve
+from coordinator.app import Outside, serve
 from coordinator.bulletin import Bulletin
-from coordinator.children import Child, Supervised
 from coordinator.commanding import Wish, command
 from coordinator.config import amend
 from coordinator.control import Caller, find
@@ -60,68 +57,11 @@ from protos.services import LEADER_LINE
 from protos.signing import Identity, Purpose, unseal
 from protos.wire import decode, decode_leader_frame, encode, encode_member_frame
 from tests.coordinator.made import admit_request, csr, identity, make_run, record
+from tests.coordinator.serving import ANY, END_S, Said, no_observer, serving
+
+__all__ = ["no_observer"]
 
 ALICE = identity(10)
-ANY = "127.0.0.1:0"
-END_S = 30.0
-"""However busy this machine is: waiting for what does not come takes longer."""
-
-
-@dataclass
-class Said:
-    said: list[str] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
-    invited: asyncio.Event = field(default_factory=asyncio.Event)
-    listening: list[asyncio.Future[None]] = field(default_factory=list)
-    """What hears of the end."""
-
-    def show(self, text: str) -> None:
-        self.shown.append(text)
-        if len(self.shown) == 2:
-            self.invited.set()
-
-
-@pytest.fixture
-def no_observer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The observer needs torch: a process that ends at once stands in, and is started again a minute later."""
-
-    def starter(*_: object) -> Callable[[], Awaitable[Child]]:
-        async def start() -> Child:
-            return await Child.start("platform", [], tmp_path / "observer.log")
-
-        return start
-
-    monkeypatch.setattr(app, "starter", starter)
-    monkeypatch.setattr(Supervised, "FIRST_DELAY_S", 60.0)
-
-
-def serving(
-    path: Path, scene: Callable[[Said], Coroutine[Any, Any, None]], outside: Outside = OUTSIDE, **changes: Any
-) -> Said:
-    """Serve the folder, play the scene, and stop with a signal as an operator would."""
-    said = Said()
-    options = ServeOptions(path, **{"http": ANY, "listen": ANY, "dht": ANY, **changes})
-
-    async def main() -> None:
-        task = asyncio.ensure_future(serve(options, said.said.append, said.show, outside))
-        invited = asyncio.ensure_future(said.invited.wait())
-        try:
-            await asyncio.wait((task, invited), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await scene(said)
-                os.kill(os.getpid(), signal.SIGTERM)
-            async with asyncio.timeout(END_S):
-                await task
-                await asyncio.gather(*said.listening)
-        finally:
-            task.cancel()
-            invited.cancel()
-            loop = asyncio.get_running_loop()
-            loop.remove_signal_handler(signal.SIGTERM)
-            loop.remove_signal_handler(signal.SIGINT)
-
-    asyncio.run(main())
-    return said
 
 
 async def fetch(http: str, path: str, data: bytes | None = None) -> bytes:

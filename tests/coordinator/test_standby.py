@@ -3,107 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from sqlalchemy import text
 
 from coordinator import journal as journals
-from coordinator import listening, moving, standby
+from coordinator import listening
 from coordinator.app import OUTSIDE, serve
 from coordinator.database import Database
 from coordinator.errors import MachineError, StateError, UsageError
-from coordinator.folder import RunFolder, read_founded, read_identity, write_json
+from coordinator.folder import read_founded, read_identity
 from coordinator.journal import Journal
 from coordinator.lead import Contender, Held, Lead, LeadLost
-from coordinator.ledger_file import LedgerFile
 from coordinator.places import ServeOptions
 from coordinator.rounds.events import Opened
 from coordinator.site import Whereabouts
-from coordinator.standby import Here, Leading, Others, Standby, begin, keep_lead
+from coordinator.standby import Others, keep_lead
 from coordinator.web.server import WebServer
 from coordinator.web.waiting import make_waiting_app
 from coordinator.writer import Writer
-from protos.messages import Addresses, PeerId
+from protos.messages import Addresses
 from protos.signing import Purpose, unseal
 from protos.wire import decode
 from tests.coordinator.made import RUN, Chained, FakeClock, append, journal, make_run, next_commit
-from tests.coordinator.postgres import Server
-from tests.coordinator.test_serving import ANY, Said, no_observer, serving
+from tests.coordinator.postgres import Server, url
+from tests.coordinator.serving import ANY, Said, no_observer, serving
+from tests.coordinator.standing_by import FIRST, SECOND, Heard, _quick, first, stands_by, waiting
 
-__all__ = ["no_observer"]
-
-FIRST, SECOND = Here("first:1", "first:2", 1), Here("second:1", "second:2", 2)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "ASK_S", 0.02)
-    monkeypatch.setattr(standby, "RETRY_S", 0.02)
-
-
-@pytest.fixture
-def url(postgres: Server) -> str:
-    return postgres.new_database()
-
-
-@dataclass
-class Heard:
-    """What was said, and a wait for a word in it."""
-
-    lines: list[str] = field(default_factory=list)
-    came: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __call__(self, text: str) -> None:
-        self.lines.append(text)
-        self.came.set()
-
-    async def wait_for(self, word: str) -> None:
-        while not any(word in line for line in self.lines):
-            self.came.clear()
-            await self.came.wait()
-
-
-def folder_at(path: Path) -> RunFolder:
-    path.mkdir()
-    return RunFolder(path)
-
-
-def stands_by(path: Path, url: str, heard: Callable[[str], None], *, patient: bool = True) -> Standby:
-    return Standby(folder_at(path), RUN.peer, url, SECOND, patient=patient, lease_s=5.0, say=heard)
-
-
-@pytest.fixture
-def first(url: str) -> Iterator[tuple[Journal, Chained]]:
-    """A journal in which the first coordinator leads, with one commit, and the next one to append."""
-    made, ledger = journal(url)
-    made.begin_term(FIRST.name, 60.0)
-    link = next_commit(ledger)
-    append(made, link)
-    yield made, next_commit(link.after)
-    made.close()
-
-
-@asynccontextmanager
-async def waiting(by: Standby) -> AsyncIterator[asyncio.Task[Leading]]:
-    """The standby's wait; what it leads in the end is closed."""
-    task = asyncio.create_task(by.lead())
-    try:
-        async with asyncio.timeout(60):
-            yield task
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
-        if not task.cancelled() and task.exception() is None:
-            task.result().journal.close()
+__all__ = ["_quick", "first", "no_observer", "url"]
 
 
 def test_it_waits_by_name_and_takes_over_when_the_first_ends(
@@ -243,6 +175,19 @@ def test_who_begins_right_after_another_has_ended_waits_for_its_lock(
     onlooker.close()
 
 
+@pytest.mark.usefixtures("no_observer")
+def test_standby_needs_a_server(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+
+    async def scene(said: Said) -> None:
+        raise AssertionError("it must not serve")
+
+    with pytest.raises(UsageError, match="--standby needs a database that both coordinators reach"):
+        serving(folder.path, scene, standby=True)
+    with pytest.raises(MachineError, match="can't be used"):
+        serving(folder.path, scene, standby=True, database="postgresql://nobody@localhost:1/none")
+
+
 # -- a leader's own doubts -----------------------------------------------------------------------------------------
 
 
@@ -312,152 +257,6 @@ def test_a_leader_that_loses_its_session_ends_with_6(postgres: Server, tmp_path:
     assert caught.value.exit_code == 6
     assert not folder.serving.exists()
     assert not folder.journal.exists()  # it was moved
-
-
-# -- what a standby brings along -----------------------------------------------------------------------------------
-
-
-def test_the_journal_moves_to_an_empty_database_whole(url: str, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    run = read_founded(folder).run
-    for _ in range(3):
-        served = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-        served.journal.close()
-    source = Journal.open(folder.journal, run)
-    source.begin_term("before")
-    source.order("pause", b"an order", 1.0)
-    source.admit(PeerId("somebody"), "a name", "1", "aa", 1, observer=False, at_run_s=2.0)
-    before = source.recover()
-    source.close()
-    copied = tmp_path / "copy"
-    shutil.copytree(folder.path, copied)
-
-    async def scene() -> None:
-        waits, moves = Heard(), Heard()
-        patient = Standby(RunFolder(copied), run, url, SECOND, patient=True, lease_s=5.0, say=waits)
-        first = Standby(folder, run, url, FIRST, patient=False, lease_s=60.0, say=moves)
-        async with waiting(patient) as task:
-            await waits.wait_for("waiting for a coordinator without --standby, to move the run's journal")
-            leading = await first.lead()
-            await waits.wait_for("waiting for the lock held by the coordinator at first:1")
-            assert any("the journal has been moved" in line for line in moves.lines)
-            made = leading.journal
-            assert (leading.lead.term, leading.lost) == (6, False)  # terms count on
-            after = made.recover()
-            assert (after.commit, after.ledger, made.orders()) == (before.commit, before.ledger, [b"an order"])
-            assert made.origin_unix_s() > 0
-            assert made.admitted(PeerId("somebody"))
-            assert not made.admit(PeerId("another"), "", "2", "aa", 1, observer=False, at_run_s=3.0)  # used up
-            made.order("resume", b"another", 4.0)  # numbers go on where they were
-            append(made, next_commit(after.ledger))
-            assert not folder.journal.exists()
-            assert (folder.path / moving.MOVED).exists()
-            made.close()
-            second = await task
-            assert second.journal.recover().body.round == 1
-            assert not RunFolder(copied).journal.exists()
-
-    asyncio.run(scene())
-
-
-def test_an_empty_database_is_no_new_run_once_the_journal_has_moved(url: str, tmp_path: Path) -> None:
-    """The database was lost: going on from commit 0 would sign everything a second time."""
-    by = stands_by(tmp_path / "second", url, lambda _: None, patient=False)
-    with pytest.raises(StateError, match="holds no run"):
-        asyncio.run(by.lead())
-
-
-def test_an_old_copy_of_the_database_is_recognised(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    run = read_founded(folder).run
-
-    def start() -> Leading:
-        return begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-
-    leading = start()
-    assert not leading.lost
-    leading.journal.close()
-    backup = tmp_path / "backup.sqlite"
-    shutil.copy(folder.journal, backup)
-    for _ in range(2):
-        leading = start()
-        assert not leading.lost
-        leading.journal.close()
-    last = leading.lead.term
-    shutil.copy(backup, folder.journal)
-    leading = start()
-    assert leading.lost
-    assert leading.lead.term > last  # a process of the lost terms can append nothing
-    leading.journal.close()
-    for _ in range(2):
-        leading = start()
-        assert leading.lost, "it stays one until a commit follows its head"
-        leading.journal.close()
-    leading = start()
-    append(leading.journal, next_commit(leading.journal.recover().ledger))
-    leading.journal.close()
-    leading = start()
-    assert not leading.lost
-    leading.journal.close()
-
-
-def test_a_crash_between_two_terms_forgets_no_old_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy's terms have caught up then, though what was signed in the lost ones is still unknown."""
-    folder = make_run(tmp_path / "run")
-    run = read_founded(folder).run
-    backup = tmp_path / "backup.sqlite"
-    shutil.copy(folder.journal, backup)
-    for _ in range(3):
-        begin(Journal.open(folder.journal, run), folder, FIRST, 5.0).journal.close()
-    shutil.copy(backup, folder.journal)
-
-    def only_the_first(path: Path, content: Mapping[str, Any]) -> None:
-        write_json(path, content)
-        monkeypatch.setattr(standby, "write_json", crash)
-
-    def crash(*_: object) -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(standby, "write_json", only_the_first)
-    journal_ = Journal.open(folder.journal, run)
-    with pytest.raises(SystemExit):
-        begin(journal_, folder, FIRST, 5.0)
-    journal_.close()
-    monkeypatch.setattr(standby, "write_json", write_json)
-    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-    assert leading.lost
-    leading.journal.close()
-
-
-def test_a_database_that_lacks_a_round_of_the_ledger_s_file_is_an_old_copy(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    run = read_founded(folder).run
-    row = {"epoch": 0, "round": 1, "val_loss": 1.0}
-    LedgerFile(folder.ledger, [{**row, "round": 0}]).close()
-    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-    assert not leading.lost
-    leading.journal.close()
-    LedgerFile(folder.ledger, [row]).close()
-    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-    assert leading.lost
-    leading.journal.close()
-    LedgerFile(folder.ledger, [{**row, "round": 0}]).close()  # as the start itself makes it from the database
-    leading = begin(Journal.open(folder.journal, run), folder, FIRST, 5.0)
-    assert leading.lost
-    leading.journal.close()
-
-
-@pytest.mark.usefixtures("no_observer")
-def test_standby_needs_a_server(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-
-    async def scene(said: Said) -> None:
-        raise AssertionError("it must not serve")
-
-    with pytest.raises(UsageError, match="--standby needs a database that both coordinators reach"):
-        serving(folder.path, scene, standby=True)
-    with pytest.raises(MachineError, match="can't be used"):
-        serving(folder.path, scene, standby=True, database="postgresql://nobody@localhost:1/none")
 
 
 # -- what nodes see ------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from coordinator.folder import RunFolder
 from node import transfer
 from node.state import StateStore
 from protos.messages import Outcome
+from tests.e2e.member import Member
 from tests.e2e.soundness import committed, sound, started
-from tests.e2e.village import Member, Village, live, village
+from tests.e2e.village import Village, live, village
 
 pytestmark = pytest.mark.slow
 

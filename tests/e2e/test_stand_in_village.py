@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from coordinator.folder import RunFolder
+from tests.e2e.member import Member
 from tests.e2e.soundness import sound, started
-from tests.e2e.village import Member, Village, live, village
+from tests.e2e.village import Village, live, village
 
 pytestmark = pytest.mark.slow
 

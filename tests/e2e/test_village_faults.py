@@ -16,8 +16,9 @@ from node.ports import PeerFailed, RowSource
 from protos import limits
 from protos.messages import ChunkHead, Outcome, PeerId
 from protos.signing import Identity
+from tests.e2e.member import Member
 from tests.e2e.soundness import LATE_S, UNHURRIED, committed, sound, started
-from tests.e2e.village import Member, live, village
+from tests.e2e.village import live, village
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,10 @@ from node.peers.pacing import Rates
 from node.training.shared import map_residual
 from protos.messages import MemberMessage, Results, Signed
 from protos.sealer import KeySealer, open_signed
+from tests.e2e.member import Member
 from tests.e2e.soundness import committed, sound, started
-from tests.e2e.village import Member, WatchedLine, live, village
+from tests.e2e.village import live, village
+from tests.e2e.watched import WatchedLine
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,13 @@ import asyncio
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import uvloop
-from numpy.typing import NDArray
 
 from coordinator import operating
 from coordinator.app import Outside as CoordinatorOutside
@@ -30,40 +27,26 @@ from coordinator.config import load
 from coordinator.control import Caller, find
 from coordinator.folder import RunFolder, read_founded
 from coordinator.founding import found
-from coordinator.leading.ports import Journal, Observation
+from coordinator.leading.ports import Observation
 from coordinator.observing import ObserverOrder
-from coordinator.rounds.events import Committed, Opened
-from coordinator.rounds.ledger import Ledger
+from coordinator.rounds.events import Committed
 from node.admission import admit
 from node.app import join
 from node.config import NodeOptions
-from node.control import ask
 from node.identity import load_or_make, make_folder
 from node.outside import Outside
 from node.peers.dht import Dht
-from node.peers.grpc import GrpcLine, GrpcPeers
-from node.ports import PeerFailed, Records, RowSource
-from protos import wire
+from node.ports import Records
 from protos.invite import Invite, parse
-from protos.messages import (
-    Commit,
-    Envelope,
-    LeaderMessage,
-    MemberMessage,
-    Outcome,
-    PeerId,
-    Promise,
-    Proposal,
-    Signed,
-    StateOffer,
-)
+from protos.messages import Outcome, PeerId, Proposal
 from protos.runspec import RunSpec
 from protos.signing import Identity
+from tests.e2e.member import LOCAL, Member
+from tests.e2e.watched import WatchedJournal
 from tests.fakes.records import FakeTable
-from tests.fakes.tiny import TinyRun, TinyTask, tiny_run
+from tests.fakes.tiny import TinyRun, tiny_run
 from tests.fakes.trainer import ThreadTrainer
 
-LOCAL = "127.0.0.1:0"
 WIDTH = 601
 """9018 parameters: a multiple neither of the block nor of leaf and chunk, and enough chunks for seven reducers."""
 SETTINGS = (
@@ -116,255 +99,6 @@ def live(scenario: Coroutine[Any, Any, T], *, limit_s: float = LIMIT_S) -> T:
     return result
 
 
-@dataclass
-class Member:
-    """One member's place in the village: its folder and key stay, `task` is the node that runs there now, if any."""
-
-    village: Village
-    folder: Path
-    identity: Identity
-    said: list[str] = field(default_factory=list)
-    task: asyncio.Task[str] | None = None
-    peers: WatchedPeers | None = None
-    trainer: ThreadTrainer | None = None
-    halts: dict[str, asyncio.Event] = field(default_factory=dict)
-    cut_off_from: set[PeerId] = field(default_factory=set)  # who its rows don't reach
-    gate: threading.Event = field(default_factory=threading.Event)
-    going: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def peer(self) -> PeerId:
-        return self.identity.peer
-
-    def start(self, *, rounds: int | None = None, invite: Invite | None = None, **more: Any) -> None:
-        """Have it join, or join again with what is in its folder. `more` are further options of `node join`."""
-        assert self.task is None or self.task.done()
-        self.go_on()
-        options = NodeOptions(
-            invite=invite or self.village.invite,
-            data=self.folder,
-            threads=1,
-            listen=LOCAL,
-            dht=LOCAL,
-            rounds=rounds,
-            name=self.folder.name,
-            **more,
-        )
-        self.task = asyncio.create_task(join(options, self._outside()), name=f"node {self.folder.name}")
-        self.task.add_done_callback(lambda _: self.village.notice())
-
-    async def halted(self, at: str, *others: str) -> None:
-        """Have it stand still when it next comes to a place, and wait until it does; at the others, too, unawaited.
-
-        Places are `training`, `rows` and `receipt`, the first `state`, `result` or `piece` that it fetches, and
-        `before` and `after` it says something to the leader, such as `before vote`.
-        """
-        self.halts |= {place: asyncio.Event() for place in (at, *others)}
-        reached = self.halts[at]
-        await self.village.until(reached.is_set, f"{self.folder.name} to halt at {at}")
-
-    def go_on(self) -> None:
-        self.halts = {}
-        self.gate.set()
-        self.gate = threading.Event()
-        self.going, going = asyncio.Event(), self.going
-        going.set()
-
-    async def stand_if(self, at: str) -> None:
-        if at in self.halts:
-            self.halts[at].set()
-            self.village.notice()
-            await self.going.wait()
-
-    async def kill(self) -> None:
-        """As `kill -9` does: its connections break, nothing is said, nothing is written any more."""
-        task = self.task
-        assert task is not None
-        self.gate.set()  # a thread can't be killed
-        if self.peers is not None:
-            await self.peers.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    async def leave(self) -> str:
-        """Ask it to leave, as `node leave` does; its last words."""
-        assert self.task is not None
-        await ask(self.folder, "leave")
-        return await self.task
-
-    async def status(self) -> dict[str, Any]:
-        return await ask(self.folder, "status")
-
-    @property
-    def n_lines(self) -> int:
-        """Lines to the leader that it has opened."""
-        return len(self.peers.lines) if self.peers else 0
-
-    def break_line(self) -> None:
-        """As a network does."""
-        assert self.peers is not None
-        self.peers.lines[-1].break_off()
-
-    @property
-    def rows(self) -> dict[PeerId, Rows]:
-        return self.peers.rows if self.peers else {}
-
-    @property
-    def theta_D(self) -> NDArray[np.float32]:
-        """The parameters that it holds, on disk."""
-        return np.fromfile(self.state_folder / "theta.bin", "<f4")
-
-    @property
-    def state_folder(self) -> Path:
-        return self.folder / "state" / (self.folder / "state" / "CURRENT").read_text().strip()
-
-    def _outside(self) -> Outside:
-        return Outside(
-            make_trainer=lambda _: self._new_trainer(),
-            start_dht=self.village.start_records,
-            make_peers=self._new_peers,
-            say=self._heard,
-            owns_process=False,
-        )
-
-    def _heard(self, text: str) -> None:
-        self.said.append(text)
-        self.village.notice()
-
-    def _new_trainer(self) -> ThreadTrainer:
-        self.trainer = ThreadTrainer(lambda spec: HaltingTask.within(self, spec))
-        return self.trainer
-
-    def _new_peers(self, credentials: Any, **options: Any) -> WatchedPeers:
-        self.peers = WatchedPeers(GrpcPeers(credentials, **options), self)
-        return self.peers
-
-
-class HaltingTask(TinyTask):
-    """The village's task; its trainer stands still at the next step once its member is to halt at `training`."""
-
-    member: Member
-    loop: asyncio.AbstractEventLoop
-
-    @classmethod
-    def within(cls, member: Member, spec: RunSpec) -> HaltingTask:
-        task = cls.of(spec)
-        assert isinstance(task, HaltingTask)
-        task.member, task.loop = member, member.village.loop
-        return task
-
-    def loss(self, ids_BL: Any) -> Any:
-        reached = self.member.halts.get("training")
-        if reached is not None:
-            gate = self.member.gate
-            self.loop.call_soon_threadsafe(reached.set)
-            self.loop.call_soon_threadsafe(self.member.village.notice)
-            gate.wait()
-        return super().loss(ids_BL)
-
-
-class WatchedLine:
-    """A line on which its member may stand still."""
-
-    def __init__(self, line: GrpcLine, member: Member) -> None:
-        self._line, self._member = line, member
-
-    async def send(self, message: MemberMessage | Signed) -> None:
-        kind = type(message).__name__.lower()
-        if isinstance(message, Signed):
-            kind = wire.decode(Envelope, message.envelope).purpose
-        await self._member.stand_if(f"before {kind}")
-        await self._line.send(message)
-        await self._member.stand_if(f"after {kind}")
-
-    def messages(self) -> AsyncIterator[LeaderMessage | Signed]:
-        return self._line.messages()
-
-    def break_off(self) -> None:
-        self._line._stream.cancel()
-
-    async def close(self) -> None:
-        await self._line.close()
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows on their way to one reducer."""
-
-    addresses: tuple[str, ...]
-    deal: bytes
-    chunks: tuple[int, ...]
-    source: RowSource
-
-
-class WatchedPeers:
-    """The real calls to others; the member may stand still in the middle of its rows."""
-
-    def __init__(self, peers: GrpcPeers, member: Member) -> None:
-        self.inner, self._member = peers, member
-        self.traffic = peers.traffic
-        self.lines: list[WatchedLine] = []
-        self.rows: dict[PeerId, Rows] = {}  # what it was to send in the newest attempt, by reducer
-
-    async def open_line(self, leader: PeerId, addresses: Sequence[str]) -> WatchedLine:
-        self.lines.append(WatchedLine(await self.inner.open_line(leader, addresses), self._member))
-        self._member.village.notice()
-        return self.lines[-1]
-
-    async def send_rows(
-        self,
-        peer: PeerId,
-        addresses: Sequence[str],
-        deal: bytes,
-        chunks: Sequence[int],
-        source: RowSource,
-        on_receipt: Callable[[bytes], Awaitable[None]],
-    ) -> None:
-        if any(rows.deal != deal for rows in self.rows.values()):
-            self.rows.clear()  # of an earlier attempt
-        self.rows[peer] = Rows(tuple(addresses), deal, tuple(chunks), source)
-        if peer in self._member.cut_off_from:
-            raise PeerFailed(peer, "no route to it")
-        await self._member.stand_if("rows")
-
-        async def receipted(envelope: bytes) -> None:
-            await self._member.stand_if("receipt")
-            await on_receipt(envelope)
-
-        await self.inner.send_rows(peer, addresses, deal, chunks, source, receipted)
-
-    async def fetch(
-        self,
-        peer: PeerId,
-        addresses: Sequence[str],
-        kind: str,
-        hashes: Sequence[bytes],
-        max_bytes: int,
-        sink: Callable[[bytes, bytes], Awaitable[None]],
-        *,
-        exchange: bool,
-    ) -> list[bytes]:
-        async def sunk(hash_: bytes, data: bytes) -> None:
-            await self._member.stand_if(kind)
-            await sink(hash_, data)
-
-        return await self.inner.fetch(peer, addresses, kind, hashes, max_bytes, sunk, exchange=exchange)
-
-    async def offer(self, peer: PeerId, addresses: Sequence[str], *, frozen: bool = False) -> StateOffer:
-        return await self.inner.offer(peer, addresses, frozen=frozen)
-
-    async def commits_after(
-        self, peer: PeerId, addresses: Sequence[str], epoch: int, round_: int, n_most: int
-    ) -> list[Commit]:
-        return await self.inner.commits_after(peer, addresses, epoch, round_, n_most)
-
-    async def ping(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        await self.inner.ping(peer, addresses)
-
-    async def close(self) -> None:
-        await self.inner.close()
-
-
 class ObserverHere:
     """The observer as a task of this process, in the place of the coordinator's child."""
 
@@ -381,33 +115,6 @@ class ObserverHere:
 
     def last_line(self) -> str:
         return "" if self.task.cancelled() else str(self.task.exception() or "")
-
-
-class WatchedJournal:
-    """The leader's journal; the leader may be made to stand still before or after it writes something."""
-
-    def __init__(self, journal: Journal, village: Village) -> None:
-        self._journal, self._village = journal, village
-
-    async def persist(self, entry: Opened | Promise | Proposal) -> None:
-        if isinstance(entry, Proposal):
-            self._village.proposals.append(entry)
-        await self._journal.persist(entry)
-        await self._village.leader_stands_if(f"after {type(entry).__name__.lower()}")
-
-    async def commit(self, effect: Committed, before: Ledger, after: Ledger) -> None:
-        await self._village.leader_stands_if("before commit")
-        await self._journal.commit(effect, before, after)
-        self._village.commits.append(effect)
-        self._village.notice()
-
-    async def orphan(self, fork: Ledger) -> None:
-        await self._journal.orphan(fork)
-
-    def observe(self, observation: Observation) -> None:
-        self._journal.observe(observation)
-        self._village.observations.append(observation)
-        self._village.notice()
 
 
 class Village:

@@ -44,3 +44,15 @@ def commit_zero(digest: bytes) -> tuple[Commit, Ledger]:
     first, _ = body_after(ledger.at(ZERO_HASH, ZERO_HASH), Outcome.EMPTY)
     body = replace(first, round=0, ledger_hash=ledger.hash(), anchor_digest=digest)
     return commit_of(body, ledger, digest)
+
+
+def rows(n: int, start: Ledger | None = None, seed: int = 0) -> tuple[list[Commit], list[Ledger]]:
+    """So many commits after a ledger, and the ledgers after each."""
+    ledger = start or commit_zero(bytes(32))[1]
+    commits, ledgers = [], []
+    for _ in range(n):
+        body, folded = body_after(ledger, clip_factor=1.0 + seed)
+        commit, ledger = commit_of(body, folded, bytes([ledger.round + 1, seed]) * 16)
+        commits.append(commit)
+        ledgers.append(ledger)
+    return commits, ledgers

@@ -1,4 +1,4 @@
-"""First contact: what an invite leads to, what can answer in the coordinator's place, and coming back without it."""
+"""Admission to a run: what an invite leads to, what is refused, and coming back without the coordinator."""
 
 from __future__ import annotations
 
@@ -7,109 +7,22 @@ import datetime
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from node import admission as admissions
-from node.admission import CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT, Admission, admit
+from node.admission import CERTIFICATE_FILE, TLS_KEY_FILE, TOKEN_CONTEXT
 from node.errors import LocalStateError, NodeError, Refused, Unreachable
-from node.racing import first_of
 from protos import limits, wire
 from protos.invite import Invite
-from protos.messages import Addresses, AdmitRequest, AdmitResponse, Operator, PeerId, RunInfo
-from protos.signing import Identity, Purpose, generate_seal_key, seal, unseal, unseal_from
+from protos.messages import AdmitRequest, AdmitResponse, RunInfo
+from protos.signing import Identity, Purpose, seal, unseal, unseal_from
 from tests.fakes.certificates import Authority
+from tests.node.contact import ME, TODAY, Coordinator, ask, join, joined
 from tests.node.runs import make_run
-
-ME = Identity.from_private_bytes(b"m" * 32)
-TODAY = datetime.datetime.now(datetime.UTC)
-LONG_S = 1000.0
-"""Longer than any test: who waits for so long waits for ever."""
-
-
-@dataclass
-class Coordinator:
-    """Plays the coordinator's first contact; a test bends what it says."""
-
-    folder: Path
-    run_key: Identity = field(default_factory=Identity.generate)
-    key: Identity = field(default_factory=Identity.generate)
-    authority: Authority = field(default_factory=Authority)
-    sequence: int = 5
-    valid_for: datetime.timedelta = datetime.timedelta(days=90)
-    refusal: tuple[int, str] | None = None
-    bend: Callable[[RunInfo], RunInfo] = lambda info: info
-    requests: list[AdmitRequest] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.seal_private, self.seal_public = generate_seal_key()
-        self.spec = make_run(self.folder)
-
-    @property
-    def run(self) -> PeerId:
-        return self.run_key.peer
-
-    @property
-    def operator(self) -> Operator:
-        return Operator(self.run, self.key.peer, self.authority.der, self.seal_public)
-
-    @property
-    def addresses(self) -> Addresses:
-        return Addresses(self.sequence, ("127.0.0.1:7001",), (), PeerId(""), ())
-
-    def info(self) -> RunInfo:
-        return self.bend(
-            RunInfo(
-                seal(self.run_key, Purpose.RUNSPEC, self.run, self.spec.to_bytes()),
-                seal(self.run_key, Purpose.OPERATOR, self.run, wire.encode(self.operator)),
-                seal(self.key, Purpose.ADDRESSES, self.run, wire.encode(self.addresses)),
-                limits.PROTOCOL,
-                1234.5,
-            )
-        )
-
-    def admit(self, raw: bytes) -> bytes:
-        envelope = unseal(raw, purpose=Purpose.ADMIT, run=self.run)
-        request = wire.decode(AdmitRequest, envelope.body)
-        assert envelope.signer == request.peer
-        self.requests.append(request)
-        certificate = self.authority.sign(request.csr, request.peer, valid_for=self.valid_for)
-        return wire.encode(AdmitResponse(certificate, 1234.5))
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        async def run(_: web.Request) -> web.Response:
-            return web.Response(body=wire.encode(self.info()))
-
-        async def take(request: web.Request) -> web.Response:
-            if self.refusal is not None:
-                status, reason = self.refusal
-                return web.json_response({"code": "x", "reason": reason}, status=status)
-            return web.Response(body=self.admit(await request.read()))
-
-        async with serving(("GET", "/v1/run", run), ("POST", "/v1/admit", take)) as host:
-            yield host
-
-
-@asynccontextmanager
-async def serving(*routes: tuple[str, str, Callable[..., object]]) -> AsyncIterator[str]:
-    app = web.Application()
-    for method, path, handler in routes:
-        app.router.add_route(method, path, handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "{}:{}".format(*runner.addresses[0])
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture
@@ -122,20 +35,6 @@ def coordinator(tmp_path: Path) -> Coordinator:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "node").mkdir()
     return tmp_path / "node"
-
-
-def join(invite: Invite, folder: Path, **options: object) -> Admission:
-    return asyncio.run(ask(invite, folder, **options))
-
-
-async def ask(invite: Invite, folder: Path, **options: object) -> Admission:
-    given = {"seconds": lambda: 100.0, "connect_s": 60.0, "today": lambda: TODAY, **options}
-    return await admit(invite, ME, folder, **given)  # type: ignore[arg-type]
-
-
-async def joined(coordinator: Coordinator, folder: Path, **options: object) -> Admission:
-    async with coordinator.serving() as host:
-        return await ask(Invite(coordinator.run, (host,)), folder, **options)
 
 
 @pytest.fixture
@@ -351,143 +250,6 @@ def test_a_certificate_that_is_not_ours_is_refused(coordinator: Coordinator, fol
     with pytest.raises(Refused, match="no good"):
         asyncio.run(joined(coordinator, folder))
     assert os.listdir(folder) == []
-
-
-def test_every_address_that_fails_says_why_and_a_later_one_will_do(
-    coordinator: Coordinator, folder: Path, closed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = socket.getaddrinfo
-
-    def no_such_name(host: str, *asked: object, **how: object) -> object:
-        if host == "host.invalid":
-            raise socket.gaierror(socket.EAI_NONAME, "no such name")  # whatever this machine's resolver is like
-        return find(host, *asked, **how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
-
-    async def no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"\x15\x03\x01\x00\x02\x02\x0a")
-        writer.close()
-
-    async def hello(_: web.Request) -> web.Response:
-        return web.Response(text="hello")
-
-    async def gone(_: web.Request) -> web.Response:
-        return web.Response(status=404, text="nothing here")
-
-    async def main() -> None:
-        other = await asyncio.start_server(no_http, "127.0.0.1", 0)
-        async with (
-            other,
-            serving(("GET", "/v1/run", hello)) as talking,
-            serving(("GET", "/v1/run", gone)) as empty,
-            coordinator.serving() as host,
-        ):
-            silent = "{}:{}".format(*other.sockets[0].getsockname())
-            hosts = (closed, silent, talking, empty, "host.invalid:80")
-            with pytest.raises(Unreachable) as error:
-                await ask(Invite(coordinator.run, hosts), folder)
-            assert f"{closed}: connection refused" in error.value.tried
-            assert f"{silent}: it answers, but not with HTTP as a coordinator does" in error.value.tried
-            assert f"{talking}: it answers, but is no coordinator" in error.value.tried
-            assert f"{empty}: nothing here" in error.value.tried
-            assert "host.invalid:80: name not found" in error.value.tried
-            assert error.value.exit_code == 4
-            assert (await ask(Invite(coordinator.run, (*hosts[:3], host)), folder)).fresh
-
-    asyncio.run(main())
-
-
-@contextmanager
-def mute(host: str = "127.0.0.1") -> Iterator[str]:
-    """An address at which connections open and nothing is ever said."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.bind((host, 0))
-        listener.listen()
-        yield f"{host}:{listener.getsockname()[1]}"
-
-
-def test_a_host_is_tried_beside_those_that_do_not_answer(
-    coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admissions, "first_of", partial(first_of, overlap_s=0.01))
-    monkeypatch.setattr(admissions, "ANSWER_S", LONG_S)
-
-    async def main() -> None:
-        with ExitStack() as stack:
-            silent = [stack.enter_context(mute()) for _ in range(15)]
-            async with coordinator.serving() as host, asyncio.timeout(60):
-                assert (await ask(Invite(coordinator.run, (*silent, host)), folder)).fresh
-
-    asyncio.run(main())
-
-
-@pytest.mark.slow
-def test_a_name_whose_first_address_leads_nowhere_is_reached_by_the_second(
-    coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where IPv6 is half configured: packets to the first one vanish."""
-    monkeypatch.setattr(admissions, "ANSWER_S", LONG_S)
-
-    async def main() -> None:
-        async with coordinator.serving() as host, asyncio.timeout(60):
-            port = int(host.rpartition(":")[2])
-            ways = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
-            found = [(family, socket.SOCK_STREAM, 6, "", where) for family, where in ways]
-            with vanishing("::1", port):
-                monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-                assert (await ask(Invite(coordinator.run, (f"run.example:{port}",)), folder, connect_s=LONG_S)).fresh
-
-    asyncio.run(main())
-
-
-@contextmanager
-def vanishing(host: str, port: int) -> Iterator[None]:
-    """A listener whose queue is full, so that the kernel answers nobody who comes now."""
-    with ExitStack() as stack:
-        try:
-            listener = stack.enter_context(socket.socket(socket.AF_INET6))
-            listener.bind((host, port))
-        except OSError as error:
-            pytest.skip(f"no IPv6 on this machine: {error}")
-        listener.listen(0)
-        for _ in range(3):
-            filler = stack.enter_context(socket.socket(socket.AF_INET6))
-            filler.setblocking(False)
-            filler.connect_ex((host, port))
-        yield
-
-
-def test_another_runs_coordinator_at_one_address_is_passed_by(
-    coordinator: Coordinator, folder: Path, closed: str, tmp_path: Path
-) -> None:
-    (tmp_path / "other").mkdir()
-    other = Coordinator(tmp_path / "other")
-
-    async def main() -> None:
-        async with other.serving() as wrong, coordinator.serving() as right:
-            assert (await ask(Invite(coordinator.run, (wrong, right)), folder)).spec == coordinator.spec
-            with pytest.raises(Refused, match="is not run"):
-                await ask(Invite(Identity.generate().peer, (closed, wrong)), tmp_path)
-
-    asyncio.run(main())
-
-
-def test_an_endless_answer_is_not_taken_in(coordinator: Coordinator, folder: Path) -> None:
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for _ in range(100):
-            await response.write(bytes(100_000))
-        return response
-
-    async def main() -> None:
-        async with serving(("GET", "/v1/run", endless)) as host:
-            await ask(Invite(coordinator.run, (host,)), folder)
-
-    with pytest.raises(Unreachable):
-        asyncio.run(main())
 
 
 def test_all_errors_end_in_cause_and_remedy(coordinator: Coordinator, folder: Path) -> None:

@@ -7,54 +7,23 @@ from typing import Any
 
 import pytest
 
-from coordinator.rounds.ledger import Ledger
 from node import fetching
 from node.errors import DiskFull
 from node.results import ResultsArea
-from node.session.effects import FetchCommits, FetchState, Verify
+from node.session.effects import FetchState, Verify
 from node.session.events import CommitsFetched, CommitsFetchFailed
 from protos import wire
-from protos.messages import Body, Commit, PeerId
+from protos.messages import Body, PeerId
 from tests.coordinator.made import genesis
 from tests.fakes.holder import FakeHolder
 from tests.fakes.peers import Fault
-from tests.node.chain import body_after, commit_of, commit_zero
-from tests.node.test_fetching import (
-    BODY_HASH,
-    GRID,
-    HASHES,
-    HOLDER,
-    NEXT,
-    REDUCER,
-    SPEC,
-    Bench,
-    frame,
-    opened,
-    play,
-)
+from tests.node.chain import rows
+from tests.node.fetcher import BODY_HASH, GRID, HASHES, HOLDER, NEXT, REDUCER, SPEC, Bench, ask, frame, play
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-def rows(n: int, start: Ledger | None = None, seed: int = 0) -> tuple[list[Commit], list[Ledger]]:
-    """So many commits after a ledger, and the ledgers after each."""
-    ledger = start or commit_zero(bytes(32))[1]
-    commits, ledgers = [], []
-    for _ in range(n):
-        body, folded = body_after(ledger, clip_factor=1.0 + seed)
-        commit, ledger = commit_of(body, folded, bytes([ledger.round + 1, seed]) * 16)
-        commits.append(commit)
-        ledgers.append(ledger)
-    return commits, ledgers
-
-
-def ask(ledgers: list[Ledger], commits: list[Commit], held: int, n_tries: int = 0) -> FetchCommits:
-    """What a member asks that holds the state after commit `held` of these, towards the last one."""
-    at = ledgers[held]
-    return FetchCommits(at.epoch, at.round, at.head, opened(commits[-1]), n_tries)
 
 
 def test_the_commits_since_come_from_whoever_has_them_all_the_way(bench: Bench) -> None:

@@ -27,9 +27,9 @@ from node.specs import SpecsFolder
 from node.state import StateStore
 from protos.messages import Commit, Missing, Plan, Promise, Range, Refusal
 from protos.runspec import RunSpec
+from tests.node.states import advance, new_store
 from tests.node.test_exchanging import PLAN_HASH, SENDER, exchange
 from tests.node.test_residual import OTHER_ROOT, Node, entry
-from tests.node.test_state import advance, new_store
 from tests.sim.options import sim_spec
 
 FULL = DiskFull("a file", "here", 1, None)

@@ -13,7 +13,7 @@ from node.results import ResultsStore
 from node.state import StateStore
 from protos.messages import Outcome
 from protos.runspec import KeepSpec
-from tests.node.test_state import GRID, THETA, advance, frames_of, new_store
+from tests.node.states import GRID, THETA, advance, frames_of, new_store
 
 FRAMES = frames_of(THETA)
 HASHES = [chunk_root(frame, 1024) for frame in FRAMES]

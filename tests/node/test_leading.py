@@ -21,7 +21,7 @@ from protos.sealer import KeySealer
 from protos.signing import Identity
 from protos.wire import encode
 from tests.coordinator.made import COORDINATOR, RUN, genesis, spec
-from tests.node.test_state import advance, new_store
+from tests.node.states import advance, new_store
 
 ME = Identity.from_private_bytes(bytes([9]) * 32)
 SPEC = spec()

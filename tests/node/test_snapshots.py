@@ -19,7 +19,7 @@ from node.state import StateStore
 from protos import wire
 from protos.hashes import body_hash
 from tests.node.chain import body_after, commit_of
-from tests.node.test_state import GRID, THETA, Crash, advance, digest_of, frames_of, new_store
+from tests.node.states import GRID, THETA, Crash, advance, digest_of, frames_of, new_store
 
 
 def run_on(store: StateStore, ledger: Ledger, n: int) -> Ledger:

@@ -1,42 +1,22 @@
-"""Training data beyond the leases: politely, within bounds, and soon twice among the members."""
+"""Training data beyond the leases: laid in politely, and soon twice among the members."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.rounds.ledger import Ledger
-from node.blocks import PieceStore
 from node.errors import DiskFull, Unreachable
-from node.sources import Sink, Source
-from node.spreading import places_of, stock_order
-from node.stocking import (
-    BACK_OFF_FIRST_S,
-    BACK_OFF_MAX_S,
-    IDLE_S,
-    LOOK_S,
-    NOT_HAD_S,
-    PIECES_MOST,
-    PLAN_S,
-    Stocker,
-)
+from node.sources import Sink
+from node.stocking import BACK_OFF_FIRST_S, BACK_OFF_MAX_S, IDLE_S, LOOK_S, NOT_HAD_S, PIECES_MOST, PLAN_S
 from node.training.shards import TRAIN_FILE, pieces_of_batches
-from protos.messages import PeerId, Range, Seat
-from protos.runspec import RunSpec
-from tests.coordinator.made import genesis
+from protos.messages import PeerId, Range
 from tests.fakes.holder import FakeHolder
 from tests.fakes.peers import FakeNetwork, Fault
-from tests.node.chain import peer
 from tests.node.pieces import OBSERVER, Counting, Run, Serving, new_store, nodes, packed_run
-
-N_TRAIN_PIECES = 13
-PIECE_BYTES = 80
-PLENTY, FREE = 2**40, 2**45
-MEMBERS = tuple(peer(n) for n in range(10, 15))
+from tests.node.stock import MEMBERS, N_TRAIN_PIECES, PLENTY, Stock, books, stock_of
 
 
 @pytest.fixture
@@ -44,60 +24,6 @@ def run(tmp_path: Path) -> Run:
     folder = tmp_path / "packed"
     folder.mkdir()
     return packed_run(folder)
-
-
-def books(cursor: int, members: Sequence[PeerId]) -> Ledger:
-    return replace(genesis()[2], cursor=cursor, seats=tuple(Seat(member, (), 1) for member in members))
-
-
-@dataclass
-class Stock:
-    """One member that lays in; its clock stands still unless it is told to go on."""
-
-    spec: RunSpec
-    store: PieceStore
-    me: PeerId = MEMBERS[0]
-    members: tuple[PeerId, ...] = MEMBERS
-    cache_bytes: int = PLENTY
-    free_bytes: int = FREE
-    quiet: bool = True
-    cursor: int = 0
-    now_s: float = 1000.0
-    said: list[str] = field(default_factory=list)
-    joined: bool = True
-
-    def __post_init__(self) -> None:
-        self.stocker = Stocker(
-            self.me, self.store, spec=lambda: self.spec, ledger=self._books,
-            reachable=lambda: [member for member in self.members if member != self.me], quiet=lambda: self.quiet,
-            cache_bytes=self.cache_bytes, free_bytes=lambda: self.free_bytes, seconds=lambda: self.now_s,
-            say=self.said.append,
-        )  # fmt: skip
-
-    def _books(self) -> Ledger | None:
-        return books(self.cursor, self.members) if self.joined else None
-
-    @property
-    def held(self) -> list[int]:
-        return [piece for piece in range(N_TRAIN_PIECES) if self.store.files.have(piece)]
-
-    async def turns(self, n: int) -> float:
-        """So many turns; how long to rest after the last."""
-        rest_s = 0.0
-        for _ in range(n):
-            rest_s = await self.stocker.turn()
-        return rest_s
-
-    async def until_idle(self) -> None:
-        for _ in range(100):
-            if await self.stocker.turn() == IDLE_S:
-                return
-        raise AssertionError(self.said)
-
-    def order(self) -> list[int]:
-        places_P = places_of(self.store.files.hashes[:N_TRAIN_PIECES])
-        order: list[int] = stock_order(self.spec, self.cursor, places_P, self.me, self.members).tolist()
-        return order
 
 
 class Slow:
@@ -113,10 +39,6 @@ class Slow:
         self.sizes.append(len(hashes))
         self.stock.now_s += self.takes_s * len(hashes)
         await self.inner.fetch(hashes, max_bytes, sink)
-
-
-def stock_of(run: Run, folder: Path, *sources: Source, **settings: object) -> Stock:
-    return Stock(run[0], new_store(folder / "mine", run[0], *sources), **settings)  # type: ignore[arg-type]
 
 
 def test_the_train_shard_of_a_small_set_is_soon_held_whole(run: Run, tmp_path: Path) -> None:
@@ -246,74 +168,6 @@ async def _rests(stock: Stock, n: int) -> list[float]:
     return [await stock.stocker.turn() for _ in range(n)]
 
 
-def test_a_bound_holds_what_is_needed_next_and_what_is_needed_last_goes(run: Run, tmp_path: Path) -> None:
-    stock = stock_of(run, tmp_path, Counting(run[1]), cache_bytes=5 * PIECE_BYTES, members=MEMBERS[:1])
-
-    async def main() -> None:
-        await stock.until_idle()
-        assert sorted(stock.order()[:5]) == stock.held == [0, 1, 2, 3, 4]
-        stock.cursor, stock.now_s = 8, stock.now_s + PLAN_S  # the run is at its fifth piece
-        await stock.until_idle()
-        assert stock.held == [4, 5, 6, 7, 8]
-        await stock.store.ensure([Range(20, 2)])
-        await stock.until_idle()
-        assert stock.held == [4, 5, 6, 7, 10]
-        await stock.store.ensure([Range(0, 12)])  # a lease of more than the bound allows
-        await stock.until_idle()
-        assert stock.held == [0, 1, 2, 3, 4, 5, 10]  # and the one before, whose trainer may still read it
-        assert len(stock.said) == 0
-
-    asyncio.run(main())
-    held = new_store(stock.store.files.folder, run[0])
-    assert [piece for piece in range(N_TRAIN_PIECES) if held.files.have(piece)] == [0, 1, 2, 3, 4, 5, 10]
-
-
-def test_much_that_has_to_go_goes_a_little_at_a_time(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.stocking.GIVEN_UP_MOST", 3)
-    before = stock_of(run, tmp_path, Counting(run[1]), members=MEMBERS[:1])
-    asyncio.run(before.until_idle())
-    stock = stock_of(run, tmp_path, Counting(run[1]), cache_bytes=5 * PIECE_BYTES, members=MEMBERS[:1])
-    n_held: list[int] = []
-
-    async def main() -> None:
-        await stock.turns(1)  # a look at what there is
-        while await stock.stocker.turn() != IDLE_S:
-            n_held.append(len(stock.held))
-
-    asyncio.run(main())
-    assert n_held == [10, 7]
-    assert stock.held == [0, 1, 2, 3, 4]
-
-
-def test_on_a_disk_that_fills_up_data_make_room(run: Run, tmp_path: Path) -> None:
-    stock = stock_of(run, tmp_path, Counting(run[1]), members=MEMBERS[:1])
-
-    async def main() -> None:
-        await stock.until_idle()
-        assert len(stock.held) == N_TRAIN_PIECES
-        stock.free_bytes = 0
-        await stock.until_idle()
-        assert stock.held == [0, 1, 2]  # a quarter of what the disk would have without them
-        assert stock.stocker.status()["cache_bytes"] == 250
-
-    asyncio.run(main())
-
-
-def test_where_the_disk_takes_no_room_back_the_bound_ends_the_laying_in(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("node.piece_files.can_punch", lambda folder: False)
-    stock = stock_of(run, tmp_path, Counting(run[1]), cache_bytes=5 * PIECE_BYTES, members=MEMBERS[:1])
-
-    async def main() -> None:
-        await stock.until_idle()
-        stock.cursor, stock.now_s = 8, stock.now_s + PLAN_S
-        await stock.until_idle()
-        assert stock.held == [0, 1, 2, 3, 4]
-
-    asyncio.run(main())
-
-
 def test_before_the_first_round_all_who_can_be_reached_share_the_work_and_later_those_who_are_seated(
     run: Run, tmp_path: Path
 ) -> None:
@@ -332,18 +186,6 @@ def test_before_the_first_round_all_who_can_be_reached_share_the_work_and_later_
 
     asyncio.run(main())
     assert made == [MEMBERS[1:], MEMBERS[1:3], MEMBERS[1:]]
-
-
-def test_without_a_cache_only_leases_are_kept(run: Run, tmp_path: Path) -> None:
-    stock = stock_of(run, tmp_path, Counting(run[1]), cache_bytes=0)
-
-    async def main() -> None:
-        for batch in (0, 8, 16):
-            await stock.store.ensure([Range(batch, 2)])
-            await stock.until_idle()
-        assert stock.held == [*pieces_of_batches(run[0], [Range(8, 2)]), *pieces_of_batches(run[0], [Range(16, 2)])]
-
-    asyncio.run(main())
 
 
 def test_what_an_earlier_process_left_damaged_is_said_and_fetched_again(run: Run, tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def commitment(ledger: Ledger, peer: PeerId, plan: bytes, spec: RunSpec = SPEC, 
     return replace(made, **changes)
 
 
+def commitments(n: int, *, tokens: tuple[int, ...] = ()) -> dict[PeerId, Commitment]:
+    ledger = seated(n) if n else beginning()
+    made = {peer: commitment(ledger, peer, NO_HASH) for peer in PEERS[:n]}
+    return {peer: replace(made[peer], tokens=claimed) for peer, claimed in zip(made, tokens or (32,) * n, strict=True)}
+
+
 def evidence_of(
     ledger: Ledger,
     n: int,

@@ -19,8 +19,8 @@ from protos.messages import Body, Leave, Outcome, PeerId, Prepare, Promise, Prop
 from protos.orders import Kind
 from tests.coordinator.rounds.cases import COORDINATOR, PEERS, REGISTRY, SPEC, beginning, empty_body, seated
 from tests.coordinator.rounds.leader_script import Script, leave, training, voting
+from tests.coordinator.rounds.obeyed import carrying
 from tests.coordinator.rounds.ordered import amended, ordered
-from tests.coordinator.rounds.test_orders import carrying
 from tests.fakes.evidence import carried_evidence
 from tests.fakes.sealer import Registry
 

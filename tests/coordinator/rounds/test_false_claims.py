@@ -9,7 +9,7 @@ from protos.messages import AttemptFailed, PeerId, Redeal
 from protos.runspec import RuleSpec
 from tests.coordinator.rounds.cases import PEERS
 from tests.coordinator.rounds.leader_script import OBSERVER, Script, exchanging
-from tests.coordinator.rounds.test_redeals import counted, dealt, missing, proposed
+from tests.coordinator.rounds.mishaps import counted, dealt, missing, proposed
 from tests.sim.options import sim_spec
 
 N = 10

@@ -6,7 +6,7 @@ from protos.messages import Inquiry, PeerId, Redeal
 from protos.runspec import RuleSpec
 from tests.coordinator.rounds.cases import PEERS
 from tests.coordinator.rounds.leader_script import OBSERVER, Script, exchanging
-from tests.coordinator.rounds.test_redeals import counted, dealt, dies, missing, proposed
+from tests.coordinator.rounds.mishaps import counted, dealt, dies, missing, proposed
 from tests.sim.options import sim_spec
 
 

@@ -1,32 +1,16 @@
-"""What a voter compares: an honest body passes, and a change of any field of body or evidence does not."""
+"""What a voter compares: an honest body passes, and a change of any field does not."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from aggregation.rules import norm_growth
 from coordinator.rounds import policy, proposing
-from coordinator.rounds.ledger import Ledger
-from coordinator.rounds.proposing import Evidence, batches_of, build_body, evidence_faults
+from coordinator.rounds.proposing import Evidence, batches_of, build_body
 from coordinator.rounds.voter import body_faults
-from protos.messages import (
-    Bandwidth,
-    Body,
-    Excluded,
-    MemberEntry,
-    Outcome,
-    PeerId,
-    PlanMember,
-    Range,
-    ReducerEntry,
-    Seat,
-    Standing,
-    StandingChange,
-)
+from protos.messages import Body, MemberEntry, Outcome, PeerId, Range, ReducerEntry, Seat, Standing, StandingChange
 from protos.runspec import MembershipSpec, RuleSpec, RunSpec
 from tests.coordinator.rounds.cases import (
     COORDINATOR,
@@ -39,15 +23,10 @@ from tests.coordinator.rounds.cases import (
     commitment,
     empty_body,
     evidence_of,
-    results_of,
     seated,
 )
+from tests.coordinator.rounds.honest import BODY, EVIDENCE, HASHES, LEDGER
 from tests.sim.options import sim_spec
-
-LEDGER = seated(3)
-EVIDENCE = evidence_of(LEDGER, 3)
-BODY = body_of(LEDGER, EVIDENCE)
-HASHES = proposing.result_hashes(EVIDENCE, SPEC)
 
 
 def faults(body: Body, evidence: Evidence | None = EVIDENCE, hashes: tuple[bytes, ...] = HASHES) -> list[str]:
@@ -225,220 +204,6 @@ def test_a_norm_that_overflows_is_out_and_can_be_written_down() -> None:
     body = body_of(LEDGER, evidence)
     entry = body.members[0]
     assert (entry.counted, entry.reason, entry.delta_norm) == (False, "a norm that no values have", 0.0)
-
-
-# -- evidence --------------------------------------------------------------------------------------------------------
-
-
-def with_plan(**changes: Any) -> Evidence:
-    return replace(EVIDENCE, plan=replace(EVIDENCE.plan, **changes))
-
-
-def with_deal(**changes: Any) -> Evidence:
-    return replace(EVIDENCE, deal=replace(EVIDENCE.deal, **changes))
-
-
-def with_results(peer: PeerId, **changes: Any) -> Evidence:
-    results = dict(EVIDENCE.results)
-    results[peer] = replace(results[peer], **changes)
-    return replace(EVIDENCE, results=results)
-
-
-REDUCER = next(iter(EVIDENCE.results))
-FIRST, *REST = EVIDENCE.results[REDUCER].results
-MEMBERS = EVIDENCE.plan.members
-
-
-@pytest.mark.parametrize(
-    ("evidence", "why"),
-    [
-        (with_plan(run=PeerId("another")), "another round"),
-        (with_plan(epoch=1), "another round"),
-        (with_plan(round=3), "another round"),
-        (with_plan(previous=NO_HASH), "another head"),
-        (with_plan(anchor_digest=NO_HASH), "another head"),
-        (with_plan(spec_revision=2), "another head"),
-        (with_plan(codec="fp32"), "codec is not"),
-        (with_plan(replicas=2), "the plan's replicas"),
-        (with_plan(fragment=Range(0, 7)), "fragment"),
-        (with_plan(tau=1), "fragment"),
-        (with_plan(privatise="noise"), "fragment"),
-        (with_plan(rule="median"), "the plan's rule"),
-        (with_plan(f=0), "the plan's rule"),
-        (with_plan(fallback="median"), "the plan's rule"),
-        (with_plan(degraded="no robustness"), "the plan's rule"),
-        (with_plan(members=MEMBERS[::-1]), "not in order"),
-        (with_plan(members=(*MEMBERS, MEMBERS[-1])), "not in order"),
-        (with_plan(members=MEMBERS[:2]), "someone not planned"),
-        (with_plan(members=(replace(MEMBERS[0], sender=False), *MEMBERS[1:])), "someone not planned"),
-        (with_plan(members=tuple(replace(m, reducer=False) for m in MEMBERS)), "not planned ones"),
-        (with_deal(plan=NO_HASH), "another plan"),
-        (with_deal(excluded=(Excluded(PEERS[0], "unloved"),)), "gate"),
-        (with_deal(bandwidths=()), "not planned ones"),
-        (with_deal(bandwidths=EVIDENCE.deal.bandwidths[::-1]), "not planned ones"),
-        (with_deal(bandwidths=(Bandwidth(PEERS[9], 0.0),)), "not planned ones"),
-        (with_deal(bandwidths=tuple(replace(b, kib_s=5.0) for b in EVIDENCE.deal.bandwidths)), "measured"),
-        (with_deal(number=1), "a number that it can't have"),
-        (with_deal(number=2**32), "a number that it can't have"),
-        (replace(EVIDENCE, plan_hash=NO_HASH), "another plan"),
-        (replace(EVIDENCE, commitments={}), "nobody is included"),
-        (with_results(REDUCER, plan=NO_HASH), "another set"),
-        (with_results(REDUCER, set_hash=NO_HASH), "another set"),
-        (with_results(REDUCER, results=()), "not for the chunks dealt"),
-        (with_results(REDUCER, results=(replace(FIRST, chunk=7),)), "not for the chunks dealt"),
-        (with_results(REDUCER, results=(replace(FIRST, norm_sq=2.0), *REST)), "longer than any contribution"),
-        (with_results(REDUCER, results=(replace(FIRST, norm_sq=float("nan")), *REST)), "longer than any contribution"),
-        (replace(EVIDENCE, results={}), "3 chunks have no result"),
-    ],
-)
-def test_evidence_that_is_none(evidence: Evidence, why: str) -> None:
-    assert any(why in fault for fault in evidence_faults(evidence, LEDGER, SPEC))
-    assert body_faults(BODY, evidence, HASHES, LEDGER, SPEC, COORDINATOR)
-
-
-def test_plans_name_every_member_once() -> None:
-    assert [member.peer for member in MEMBERS] == PEERS[:3]
-    assert isinstance(MEMBERS[0], PlanMember)
-
-
-def saying(evidence: Evidence, peer: PeerId, chunk: int, **changes: Any) -> Evidence:
-    """With another word of a reducer on one chunk."""
-    results = dict(evidence.results)
-    said = tuple(replace(item, **changes) if item.chunk == chunk else item for item in results[peer].results)
-    results[peer] = replace(results[peer], results=said)
-    return replace(evidence, results=results)
-
-
-def test_replicas_must_agree() -> None:
-    for changes in ({"hash": NO_HASH}, {"norm_sq": 0.25}):
-        lie = saying(EVIDENCE, PEERS[1], 2, **changes)
-        assert evidence_faults(lie, LEDGER, SPEC) == ["replicas differ on chunk 2: peer11+peer13 against peer12"]
-        assert proposing.dissenters(lie) == {PEERS[1]}
-    assert proposing.dissenters(EVIDENCE) == set()
-
-
-def test_where_no_side_has_more_replicas_all_are_suspect() -> None:
-    spec = sim_spec(n_chunks=3, rule=RuleSpec(replicas=2))
-    ledger = seated(3, spec)
-    evidence = evidence_of(ledger, 3, spec)
-    assert evidence_faults(evidence, ledger, spec) == []
-    assert {len(item.results) for item in evidence.results.values()} == {2}
-    peer = next(iter(evidence.results))
-    chunk = evidence.results[peer].results[0].chunk
-    lie = saying(evidence, peer, chunk, hash=NO_HASH)
-    (fault,) = evidence_faults(lie, ledger, spec)
-    assert fault.startswith(f"replicas differ on chunk {chunk}: ")
-    assert proposing.dissenters(lie) == {
-        each for each, r in evidence.results.items() if chunk in [i.chunk for i in r.results]
-    }
-
-
-def test_who_was_dealt_nothing_reports_nothing() -> None:
-    """Its word would be in the body, and the rate that it gives itself in the books."""
-    more = {**EVIDENCE.results, PEERS[8]: replace(EVIDENCE.results[PEERS[0]], results=(), kib_s=1e9)}
-    assert evidence_faults(replace(EVIDENCE, results=more), LEDGER, SPEC) == [
-        "results of peer19 are not for the chunks dealt to it"
-    ]
-
-
-def test_one_result_a_chunk_is_enough() -> None:
-    """A dead replica is not in the way; a chunk that nobody has reduced is."""
-    alone = replace(EVIDENCE, results={PEERS[1]: EVIDENCE.results[PEERS[1]]})
-    assert evidence_faults(alone, LEDGER, SPEC) == []
-    body = body_of(LEDGER, alone)
-    assert body_faults(body, alone, HASHES, LEDGER, SPEC, COORDINATOR) == []
-    assert (body.reducers, body.aggregate_norm) == ((ReducerEntry(PEERS[1], 3, 100.0),), BODY.aggregate_norm)
-
-
-@pytest.mark.parametrize("rule", ["mean", "median", "default", "nnm+trimmed_mean"])
-def test_how_long_a_result_may_be(rule: str) -> None:
-    spec = sim_spec(n_chunks=3, rule=RuleSpec(name=rule))
-    ledger = seated(3, spec)
-    evidence = evidence_of(ledger, 3, spec)
-    applied = evidence.applied(spec)
-    assert applied is not None
-    limit = policy.result_norm_limit(spec, evidence.included(), 0, applied, ledger.centre_norm)
-    assert limit == pytest.approx((1.02 + 1023**0.5 / 254) * norm_growth(rule, 3, 1))
-    for factor, fine in ((0.999, True), (1.001, False)):
-        results = {
-            peer: replace(
-                item,
-                results=tuple(replace(result, norm_sq=(factor * limit) ** 2) for result in item.results),
-            )
-            for peer, item in results_of(evidence, spec).items()
-        }
-        assert (evidence_faults(replace(evidence, results=results), ledger, spec) == []) is fine
-
-
-# -- the clip factor and the centre, round after round ---------------------------------------------------------------
-
-
-def scaled(ledger: Ledger, times: float, spec: RunSpec = SPEC, **changed: Any) -> Evidence:
-    """A round whose contributions and whose results are so many times as long as usual."""
-    longer: dict[str, Any] = {
-        str(peer): commitment(ledger, peer, NO_HASH, spec, norms=(times * times,) * 3, **changed) for peer in PEERS[:3]
-    }
-    evidence = evidence_of(ledger, 3, spec, **longer)
-    results = {
-        peer: replace(item, results=tuple(replace(r, norm_sq=r.norm_sq * times * times) for r in item.results))
-        for peer, item in evidence.results.items()
-    }
-    return replace(evidence, results=results)
-
-
-def test_the_aggregate_is_clipped_once_three_are_known_and_jumps_stay_bounded() -> None:
-    ledger, usual = seated(3), BODY.aggregate_norm
-    for _ in range(2):
-        ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0)))
-    third = body_of(ledger, scaled(ledger, 100.0))
-    assert third.clip_factor == 1.0  # nothing to compare with yet
-    ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0)))
-    steps = []
-    for _ in range(12):
-        evidence = scaled(ledger, 1000.0)
-        body = body_of(ledger, evidence)
-        hashes = proposing.result_hashes(evidence, SPEC)
-        assert body_faults(body, evidence, hashes, ledger, SPEC, COORDINATOR) == []
-        assert np.float32(body.clip_factor) == body.clip_factor
-        steps.append(body.clip_factor * body.aggregate_norm / usual)
-        ledger = after(ledger, body)
-        assert ledger.centre_norm == pytest.approx(body.clip_factor * body.aggregate_norm)
-    assert steps[:4] == pytest.approx([2, 2, 2, 3])  # the median moves only when half of what is kept is long
-    assert steps[-1] < 10
-
-
-def test_more_steps_are_no_jump() -> None:
-    ledger = seated(3)
-    for _ in range(3):
-        ledger = after(ledger, body_of(ledger, scaled(ledger, 1.0, steps=1)))
-    assert body_of(ledger, scaled(ledger, 3.0)).clip_factor == 1.0  # 4^0.8 is 3.03
-    assert body_of(ledger, scaled(ledger, 7.0)).clip_factor < 1.0
-
-
-def test_after_an_empty_round_there_is_no_centre() -> None:
-    ledger = after(LEDGER, BODY)
-    assert ledger.centre_norm == pytest.approx(BODY.aggregate_norm)
-    assert len(ledger.norms) == 1
-    evidence = evidence_of(ledger, 3)
-    lengthened = replace(
-        evidence,
-        results={
-            peer: replace(item, results=tuple(replace(r, norm_sq=2.0) for r in item.results))
-            for peer, item in evidence.results.items()
-        },
-    )
-    assert evidence_faults(lengthened, ledger, SPEC) == []  # the centre may be longer than all contributions
-    ledger = after(ledger, empty_body(ledger, PEERS[:3]))
-    assert (ledger.centre_norm, len(ledger.norms)) == (0.0, 1)
-    evidence = evidence_of(ledger, 3)
-    lengthened = replace(
-        evidence,
-        results={
-            peer: replace(item, results=tuple(replace(r, norm_sq=2.0) for r in item.results))
-            for peer, item in evidence.results.items()
-        },
-    )
-    assert "longer than any contribution" in evidence_faults(lengthened, ledger, SPEC)[0]
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from protos.messages import Range
 from protos.runspec import InnerSpec, WorkSpec
 from tests.coordinator.rounds.cases import NO_HASH, PEERS, commitment, seated
 from tests.fakes.tiny import tiny_run
-from tests.node.training.test_loop import Bench
+from tests.node.training.bench import Bench
 from tests.sim.options import sim_spec
 
 STEPS = st.integers(0, 3000)

@@ -26,13 +26,13 @@ from protos.messages import ChunkHead, Fetch, FetchHead, Part, PeerId, Signed
 from tests.coordinator.made import genesis
 from tests.fakes.holder import FakeHolder
 from tests.fakes.loop import SkippingLoop, play, until
+from tests.node.chain import rows
+from tests.node.donors import Scene as StateScene
+from tests.node.donors import StateHolder, verify
+from tests.node.fetcher import FRAMES, GRID, HASHES, Bench, ask
 from tests.node.peers.served import AUTHORITY, drop, ignore, new_peer, raw_server
 from tests.node.peers.test_transport import stand_still
-from tests.node.test_fetching import FRAMES, GRID, HASHES, Bench
-from tests.node.test_fetching_chain import ask, rows
-from tests.node.test_state import GRID as STATE_GRID
-from tests.node.test_transfer import Scene as StateScene
-from tests.node.test_transfer import StateHolder, verify
+from tests.node.states import GRID as STATE_GRID
 
 LIMIT_S = 30.0
 STEP_S = LIMIT_S / 10

@@ -11,7 +11,7 @@ from node.training.link import Amend
 from protos.messages import Range
 from protos.runspec import RunSpec
 from tests.fakes.tiny import tiny_run
-from tests.node.training.test_loop import Bench
+from tests.node.training.bench import Bench
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from node.training.link import Train
 from protos.messages import Range
 from tests.fakes.tiny import TinyRun, tiny_run
-from tests.node.training.test_loop import Bench
+from tests.node.training.bench import Bench
 
 
 @pytest.fixture(scope="module")

@@ -1,99 +1,37 @@
+"""The trainer's loop: what it does by its agent's commands, what it reports, and what is gone before it comes to it."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
-from aggregation import codec
-from aggregation.codec import feedback
 from node.training import loop
 from node.training.link import (
     Command,
     Declined,
     Encode,
-    Encoded,
     Evaluate,
     Evaluated,
     Evaluating,
     Load,
     Pause,
-    Progress,
     Quit,
     Ready,
     Remark,
-    Report,
     Resume,
     Start,
     Train,
-    Written,
 )
 from node.training.loop import TrainerLoop, run
-from node.training.shared import RESIDUAL_HEAD_BYTES, AreaError, CodesArea, create, map_residual
+from node.training.shared import AreaError, CodesArea
 from node.training.work import count, prefix
 from protos.messages import Range
-from protos.runspec import RunSpec
 from tests.fakes.tiny import TinyRun, TinyTask, tiny_run
-
-
-class Clock:
-    """Goes on by 0.1 s whenever it is looked at."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.1
-        return self.now
-
-
-class Bench:
-    """A loop, and what it reported."""
-
-    def __init__(self, made: TinyRun, build: Callable[[RunSpec], TinyTask] = TinyTask.of) -> None:
-        self.run = made
-        self.reports: list[Report] = []
-        self.round = 1
-        self.loop = TrainerLoop(build, self.reports.append, Clock())
-        self.loop.handle(Start(str(made.spec_path), str(made.data_dir), 1))
-
-    def load(self, *, nominal_step: int = 0, fresh: bool = True) -> None:
-        self.loop.handle(Load(str(self.run.theta_path), 0, nominal_step, fresh))
-
-    def train(self, *ranges: Range, round_: int = 1, h: int = 10, first_k: int = 0, turns: int = 10**6) -> None:
-        self.round = round_
-        self.loop.handle(Train(round_, ranges, h, first_k))
-        while turns and self.loop.has_work:
-            self.loop.turn()
-            turns -= 1
-
-    def encode(self, *paths: Path | None) -> Encoded:
-        """`paths` are the residual's and the next one's."""
-        spec = self.run.spec.codec
-        path = self.run.folder / "codes.0"
-        CodesArea.create(path, self.run.grid, spec.name, spec.block)
-        self.loop.handle(Encode(self.round, str(path), *("" if each is None else str(each) for each in paths)))
-        encoded = self.reports[-1]
-        assert isinstance(encoded, Encoded)
-        return encoded
-
-    def frames(self) -> list[bytes]:
-        spec, grid = self.run.spec.codec, self.run.grid
-        area = CodesArea(self.run.folder / "codes.0", grid, spec.name, spec.block)
-        return [area.frame(chunk).tobytes() for chunk in range(grid.n_chunks)]
-
-    def decoded_D(self) -> NDArray[np.float32]:
-        frames, grid = self.frames(), self.run.grid
-        return np.concatenate([codec.decode(frame, grid.size(chunk)) for chunk, frame in enumerate(frames)])
-
-    @property
-    def progress(self) -> list[Progress]:
-        return [report for report in self.reports if isinstance(report, Progress)]
+from tests.node.training.bench import Bench, Clock
 
 
 @pytest.fixture(scope="module")
@@ -331,130 +269,3 @@ def test_prefixes_of_ranges() -> None:
         (Range(5, 2), Range(100, 1)),
         (Range(5, 2), Range(100, 3)),
     ]
-
-
-# -- encoding ------------------------------------------------------------------------------------------------------
-
-
-def test_while_it_encodes_it_says_how_far_it_is(bench: Bench) -> None:
-    bench.load()
-    bench.train(Range(0, 2))
-    bench.encode()
-    found = [report.n_chunks for report in bench.reports if isinstance(report, Written)]
-    assert found == list(range(1, bench.run.grid.n_chunks + 1))  # this clock goes on by more than a pause each time
-
-
-CODECS = ("fp32", "fp16", "int8", "int4", "topk")
-
-
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bench]:
-    """For each codec a loop that has trained the same steps."""
-    benches = {}
-    for name in CODECS:
-        made = tiny_run(tmp_path_factory.mktemp(name), width=121, codec={"name": name})
-        benches[name] = bench = Bench(made)
-        bench.load()
-        bench.train(Range(0, 4))
-    return benches
-
-
-def residual(folder: Path, name: str, n_values: int) -> Path:
-    create(folder / name, RESIDUAL_HEAD_BYTES + 4 * n_values)
-    return folder / name
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_each_codec_encodes_what_was_learnt(learnt: dict[str, Bench], tmp_path: Path, name: str) -> None:
-    learnt["fp32"].encode()
-    delta_D, bench = learnt["fp32"].decoded_D(), learnt[name]
-    grid = bench.run.grid
-    assert grid.n_chunks == 2
-    paths: tuple[Path | None, ...] = ()
-    if codec.feedback_decay(name) is not None:
-        paths = (None, residual(tmp_path, "next", grid.n_values))
-    bench.encode(*paths)
-    for chunk, frame in enumerate(bench.frames()):
-        delta_P = delta_D[slice(*grid.bounds(chunk))]
-        assert frame == codec.encode(name, delta_P, block=64)  # nothing was left over of earlier rounds
-    if paths:
-        left_D = map_residual(tmp_path / "next", grid.n_values)
-        assert left_D.any()
-        assert np.array_equal(bench.decoded_D() + left_D, delta_D)
-
-
-@pytest.mark.parametrize("name", ["int4", "topk"])
-def test_what_is_left_over_goes_along_the_next_time(learnt: dict[str, Bench], tmp_path: Path, name: str) -> None:
-    bench, n_values = learnt[name], learnt[name].run.grid.n_values
-    first, second = (residual(tmp_path, each, n_values) for each in ("first", "second"))
-    bench.encode(None, first)
-    plain, before = bench.frames(), first.read_bytes()
-    bench.encode(first, second)
-    assert first.read_bytes() == before
-    assert bench.frames() != plain
-    learnt["fp32"].encode()
-    delta_D, grid = learnt["fp32"].decoded_D(), bench.run.grid
-    for chunk, frame in enumerate(bench.frames()):
-        start, stop = grid.bounds(chunk)
-        out, left_P = bytearray(len(frame)), np.zeros(stop - start, np.float32)
-        left_before_P = map_residual(first, n_values)[start:stop]
-        feedback.encode(name, delta_D[start:stop], left_before_P, out, left_P, block=64)
-        assert frame == out
-        assert np.array_equal(map_residual(second, n_values)[start:stop], left_P)
-    bench.encode(first, second)  # a round that was not counted: the same residual again, to the same bytes
-    assert bench.frames()[0] == bytes(codec_frame(name, delta_D, first, grid.bounds(0)))
-
-
-@pytest.mark.parametrize("rotten", [np.nan, np.inf, 3e38])
-def test_a_residual_that_rotted_costs_what_its_chunk_held_and_no_more(
-    learnt: dict[str, Bench], tmp_path: Path, rotten: float
-) -> None:
-    bench, n_values = learnt["int4"], learnt["int4"].run.grid.n_values
-    first, second = (residual(tmp_path, each, n_values) for each in ("first", "second"))
-    bench.encode(None, first)
-    plain = bench.frames()
-    bench.encode(first, second)
-    fed = bench.frames()
-    map_residual(first, n_values, writable=True)[1] = rotten
-    bench.encode(first, second)
-    assert bench.frames() == [plain[0], *fed[1:]]
-    assert np.isfinite(map_residual(second, n_values)).all()
-
-
-@pytest.mark.parametrize("far", [1e13, 3e38])
-@pytest.mark.parametrize("name", CODECS)
-def test_steps_that_went_too_far_for_the_codec_do_not_count(
-    learnt: dict[str, Bench], tmp_path: Path, name: str, far: float
-) -> None:
-    """Finite, and beyond what any codec holds: in the second chunk, when the first one has been read."""
-    bench = Bench(learnt[name].run)
-    grid = bench.run.grid
-    paths: tuple[Path | None, ...] = ()
-    if codec.feedback_decay(name) is not None:
-        first, second = (residual(tmp_path, each, grid.n_values) for each in ("first", "second"))
-        map_residual(first, grid.n_values, writable=True)[:] = 0.001
-        paths = (first, second)
-    bench.load()
-    bench.train(Range(0, 4))
-    work = bench.loop._work
-    assert work is not None
-    with torch.no_grad():
-        bias = work._task.parameters()[-1][1]
-        bias[0] = far
-    encoded = bench.encode(*paths)
-    assert (encoded.steps, encoded.used, encoded.tokens, encoded.skipped_steps) == (0, (), 0, 4)
-    (remark,) = [report for report in bench.reports if isinstance(report, Remark)]
-    assert "round 1 went too far" in remark.text
-    assert np.isfinite(bench.decoded_D()).all(), "reducers would take these frames"
-    bench.train(Range(20, 2), round_=2)
-    again = bench.encode(*paths)
-    assert (again.steps, again.used) == (2, (Range(0, 4), Range(20, 2)))
-    assert np.abs(bench.decoded_D()).max() < 1.0
-
-
-def codec_frame(name: str, delta_D: NDArray[np.float32], left: Path, bounds: tuple[int, int]) -> bytearray:
-    start, stop = bounds
-    out = bytearray(codec.frame_bytes(name, stop - start, 64))
-    left_P = map_residual(left, delta_D.size)[start:stop]
-    feedback.encode(name, delta_D[start:stop], left_P, out, np.zeros(stop - start, np.float32), block=64)
-    return out
