@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+FILE_COLUMNS = 120
+"""Where no terminal says how wide it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -29,11 +32,13 @@ def show(benchmark: str, figures: Sequence[Figure], *, as_json: bool) -> None:
         ]
         print(json.dumps({"benchmark": benchmark, "results": results}))
         return
-    table = Table("what", "figure", "unit", "ratios", title=benchmark)
+    table = Table(title=benchmark)
+    for header in ("what", "figure", "unit", "ratios"):
+        table.add_column(header, overflow="fold")  # a name that is cut is none
     for one in figures:
         ratios = ", ".join(f"{ratio:.3g} × {reference}" for reference, ratio in one.ratios.items())
         table.add_row(one.name, f"{one.value:.4g}", one.unit, ratios)
-    Console(file=sys.stdout).print(table)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else FILE_COLUMNS).print(table)
 
 
 def say(text: str) -> None:
