@@ -1,7 +1,5 @@
 """One all-reduce among processes on loopback, over mutual TLS, beside gloo in fp32 and hivemind's averager in fp16.
 
-hivemind is measured twice: given the vector cut into tensors that it can overlap, and as the one tensor that it is.
-
 From an fp32 vector in memory to the mean of all in an fp32 vector, on every peer: encoded, committed to, dealt, sent,
 checked, combined, reported, fetched, verified and decoded, timed from a common start to the end of the slowest.
 
@@ -25,13 +23,12 @@ from protos.runspec import RunSpec
 from tests.bench import report
 from tests.bench._allreduce_leader import AllReduceFailed, Turn, Village
 from tests.bench._allreduce_words import Case
-from tests.bench._baselines import gloo_fp32, hivemind_fp16, hivemind_fp16_whole
+from tests.bench._baselines import gloo_fp32, hivemind_fp16
 from tests.bench._cgroup import NoCgroup
 from tests.bench.report import Figure
 from tests.coordinator.made import spec
 
-GLOO, HIVEMIND, HIVEMIND_WHOLE = "gloo.fp32", "hivemind.fp16", "hivemind.fp16.whole"
-REFERENCES = {GLOO: gloo_fp32, HIVEMIND: hivemind_fp16, HIVEMIND_WHOLE: hivemind_fp16_whole}
+GLOO, HIVEMIND = "gloo.fp32", "hivemind.fp16"
 MEAN, MESH, DEFAULT = "int8.mean", "int8.mean.mesh", "int8.default"
 ERROR_LIMIT = 0.012
 """Relative, for Gaussian values: int8 rows and an int8 result."""
@@ -75,7 +72,7 @@ def main(
 
             for index, case in enumerate(cases):
                 takes[case.name] = lambda index=index, name=case.name: take(index, name)  # type: ignore[misc]
-            for name, make in REFERENCES.items():
+            for name, make in ((GLOO, gloo_fp32), (HIVEMIND, hivemind_fp16)):
                 if not wanted or name in wanted:
                     takes[name] = stack.enter_context(make(peers, values, seed=seed)).turn
             for turn in range(turns + 1):
@@ -121,7 +118,7 @@ def _figures(
     n_values: int,
     cases: Sequence[Case],
 ) -> list[Figure]:
-    others = list(REFERENCES) if name in (MEAN, MESH, DEFAULT) else []
+    others = [GLOO, HIVEMIND] if name in (MEAN, MESH, DEFAULT) else []
     others += [MEAN] if name in (MESH, DEFAULT) else []
     figures = [Figure(name, medians[name], "s", {o: medians[name] / medians[o] for o in others if o in medians})]
     if name not in last:
