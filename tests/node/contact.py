@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from node.admission import Admission, admit
@@ -113,3 +115,23 @@ async def ask(invite: Invite, folder: Path, **options: object) -> Admission:
 async def joined(coordinator: Coordinator, folder: Path, **options: object) -> Admission:
     async with coordinator.serving() as host:
         return await ask(Invite(coordinator.run, (host,)), folder, **options)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Coordinator:
+    (tmp_path / "run").mkdir()
+    return Coordinator(tmp_path / "run")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "node").mkdir()
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """An address at which nobody listens, nor can before the end of the test."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
-import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,28 +20,10 @@ from protos.invite import Invite
 from protos.messages import AdmitRequest, AdmitResponse, RunInfo
 from protos.signing import Identity, Purpose, seal, unseal, unseal_from
 from tests.fakes.certificates import Authority
-from tests.node.contact import ME, TODAY, Coordinator, ask, join, joined
+from tests.node.contact import ME, TODAY, Coordinator, ask, closed, coordinator, folder, join, joined
 from tests.node.runs import make_run
 
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
-    (tmp_path / "run").mkdir()
-    return Coordinator(tmp_path / "run")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "node").mkdir()
-    return tmp_path / "node"
-
-
-@pytest.fixture
-def closed() -> Iterator[str]:
-    """An address at which nobody listens, nor can before the end of the test."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+__all__ = ["closed", "coordinator", "folder"]  # fixtures
 
 
 def test_an_invite_leads_to_spec_addresses_and_a_certificate(coordinator: Coordinator, folder: Path) -> None:

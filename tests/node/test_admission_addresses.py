@@ -17,30 +17,12 @@ from node.errors import Refused, Unreachable
 from node.racing import first_of
 from protos.invite import Invite
 from protos.signing import Identity
-from tests.node.contact import Coordinator, ask, serving
+from tests.node.contact import Coordinator, ask, closed, coordinator, folder, serving
+
+__all__ = ["closed", "coordinator", "folder"]  # fixtures
 
 LONG_S = 1000.0
 """Longer than any test: who waits for so long waits for ever."""
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
-    (tmp_path / "run").mkdir()
-    return Coordinator(tmp_path / "run")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "node").mkdir()
-    return tmp_path / "node"
-
-
-@pytest.fixture
-def closed() -> Iterator[str]:
-    """An address at which nobody listens, nor can before the end of the test."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def test_every_address_that_fails_says_why_and_a_later_one_will_do(
