@@ -134,7 +134,8 @@ def test_int8_takes_a_quarter_of_the_bytes_of_fp32(tmp_path: Path) -> None:
     # Three of each chunk's nine rows and copies of its result stay at home.
     assert fp32[0] > 4 * 4 * 4 * 65536
     assert int8[1] < 0.26 * fp32[1]
-    assert int8[0] < 0.26 * 5 / 4 * fp32[0]  # the observer fetches one more, maybe when they have said what they sent
+    for sent, received in (int8, fp32):  # the observer fetches one more, maybe when they have said what they sent
+        assert sent < received + 1.05 * received / 4, "no row goes out for nothing"
 
 
 @pytest.mark.parametrize("n", [1, 2])

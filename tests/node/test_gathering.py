@@ -60,9 +60,13 @@ class Watched(FakePeers):
     ) -> list[bytes]:
         self.asked.append(peer)
         try:
+            await self.asks(peer)
             return await super().fetch(peer, addresses, kind, hashes, max_bytes, sink, exchange=exchange)
         finally:
             self.answered.append(peer)
+
+    async def asks(self, peer: PeerId) -> None:
+        """What happens before a peer answers; what is raised here is its failure."""
 
 
 @dataclass
@@ -169,23 +173,11 @@ class Waiting(Watched):
         self.slow = slow
         self.go_on: Callable[[], bool] = lambda: True
 
-    async def fetch(
-        self,
-        peer: PeerId,
-        addresses: Sequence[str],
-        kind: str,
-        hashes: Sequence[bytes],
-        max_bytes: int,
-        sink: Callable[[bytes, bytes], Awaitable[None]],
-        *,
-        exchange: bool,
-    ) -> list[bytes]:
+    async def asks(self, peer: PeerId) -> None:
         if peer != self.slow:
-            return await super().fetch(peer, addresses, kind, hashes, max_bytes, sink, exchange=exchange)
-        self.asked.append(peer)
+            return
         while not self.go_on():  # noqa: ASYNC110 - threads have a part in it
             await asyncio.sleep(0.001)
-        self.answered.append(peer)
         raise PeerFailed(peer, "nothing moved")
 
 
