@@ -206,7 +206,7 @@ class RunSpec(Part):
     name: Annotated[str, Field(max_length=100)] = ""
     revision: Positive = 1
     protocol: Positive = PROTOCOL
-    numerics_version: Positive = 1
+    numerics_version: Positive = 2
     seed: Count = 0
     preset: str = "tiny"
     model: ModelSpec

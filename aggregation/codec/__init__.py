@@ -158,10 +158,11 @@ def decode_into(frame: Buffer, out_P: Floats, *, checked: bool = False) -> None:
 
 
 def squared_norm(frame: Buffer) -> float:
-    """‖·‖² in fp64 of a canonical frame's decoded values, the same number on every machine; raises CodecError.
+    """‖·‖² in fp64 of a canonical frame's values, the same number on every machine; raises CodecError.
 
-    A value is squared in fp64, where the square of an fp32 value is exact, and added to lane (index mod 16) of its
-    block; the sixteen lanes are added in order, then the blocks in order. Raises DenormalsError too.
+    Of int8 a block's integer sum of squared codes times its scale², both exact. Else a decoded value is squared in
+    fp64, where the square of an fp32 value is exact, and added to lane (index mod 16) of its block, and the sixteen
+    lanes are added in order. The blocks are added in order. Raises DenormalsError too.
     """
     check_denormals()
     codec, head, body = _open(frame)

@@ -72,7 +72,7 @@ class Codec(Protocol):
         ...
 
     def squared_norm(self, body: Bytes, n_values: int, block: int) -> float:
-        """‖·‖² of the decoded values of a checked body, in the pinned order of lanes and blocks."""
+        """‖·‖² of a checked body, in the pinned order."""
         ...
 
 

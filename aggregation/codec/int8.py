@@ -134,9 +134,8 @@ def _decode(body, block, out_P):  # type: ignore[no-untyped-def]
 
 @kernel(F64, BYTES_IN, I64, I64)
 def _squared_norm(body, n_values, block):  # type: ignore[no-untyped-def]
-    """Sixteen fp64 lanes a block by value index mod 16; the lanes are added in order, then the blocks."""
+    """Per block the integer Σ code², below 2^30, times scale², which fp64 holds; the blocks in order."""
     n_blocks = (n_values + block - 1) // block
-    lanes = np.empty(16, np.float64)
     total = 0.0
     at = 0
     for b in range(n_blocks):
@@ -148,27 +147,11 @@ def _squared_norm(body, n_values, block):  # type: ignore[no-untyped-def]
             | np.uint32(body[at + 3]) << np.uint32(24)
         ).view(np.float32)
         codes = body[at + 4 : at + 4 + n_codes].view(np.int8)
-        lanes[:] = 0.0
-        # Four of a lane's values at a time, in their order: a lane is loaded and stored a quarter as often.
-        long = n_codes - n_codes % 64
-        for i in range(0, long, 64):
-            part = codes[i : i + 64]
-            for lane in range(16):
-                value = np.float64(np.float32(part[lane]) * scale)
-                squares = lanes[lane] + value * value
-                value = np.float64(np.float32(part[lane + 16]) * scale)
-                squares += value * value
-                value = np.float64(np.float32(part[lane + 32]) * scale)
-                squares += value * value
-                value = np.float64(np.float32(part[lane + 48]) * scale)
-                lanes[lane] = squares + value * value
-        for i in range(long, n_codes):
-            value = np.float64(np.float32(codes[i]) * scale)
-            lanes[i % 16] += value * value
-        block_sum = 0.0
-        for lane in range(16):
-            block_sum += lanes[lane]
-        total += block_sum
+        squares = np.int32(0)
+        for i in range(n_codes):
+            # Narrowed at each step, lest numba count in int64.
+            squares = np.int32(squares + np.int32(np.int32(codes[i]) * np.int32(codes[i])))
+        total += (np.float64(scale) * np.float64(scale)) * np.float64(squares)
         at += 4 + n_codes
     return total
 

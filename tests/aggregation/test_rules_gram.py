@@ -55,6 +55,9 @@ def test_its_diagonal_is_the_norm_that_a_sender_commits_to() -> None:
         decoded = np.stack([codec.decode(frame, 5000) for frame in frames])
         gram = of_values(decoded, 1024, 1024)
         assert np.diagonal(gram).tolist() == [codec.squared_norm(frame) for frame in frames]
+    frames = [codec.encode("int8", row, block=1024) for row in values]
+    norms = [codec.squared_norm(frame) for frame in frames]
+    assert np.diagonal(of_codes(frames, 5000, 1024, [1.0] * 3)).tolist() == norms
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,6 +76,7 @@ def test_the_largest_codes_of_the_largest_block_overflow_nothing(block: int) -> 
     ends = [np.full(2 * block + 5, sign * 127 * 2.0**32, np.float32) for sign in (1, -1)]
     frames = [codec.encode("int8", end, block=block) for end in ends]
     gram = of_codes(frames, 2 * block + 5, block, [1.0, 1.0])
+    assert codec.squared_norm(frames[0]) == gram[0, 0]
     same(gram, rule_twins.gram_of_frames(frames, [1.0, 1.0]))
     assert gram[0, 1] == -gram[0, 0] == -(127.0**2) * 2.0**64 * (2 * block + 5)
     lowest = bytearray(frames[0])

@@ -25,7 +25,7 @@ GOOD = NumericsSpec(
 
 
 def test_a_good_one_is_of_this_version_and_frozen() -> None:
-    assert GOOD.numerics_version == NUMERICS_VERSION == 1
+    assert GOOD.numerics_version == NUMERICS_VERSION == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         GOOD.block = 16  # type: ignore[misc]
 
@@ -79,7 +79,7 @@ def test_these_are_good_too(changes: dict[str, Any]) -> None:
         ("outer_momentum", 1.0),
         ("outer_momentum", 1 - 1e-12),
         ("outer_momentum", -0.1),
-        ("numerics_version", 2),
+        ("numerics_version", NUMERICS_VERSION + 1),
     ],
 )
 def test_the_wrong_field_is_named(field: str, value: Any) -> None:

@@ -36,7 +36,19 @@ def decode_int8(frame: bytes) -> Floats:
     return np.concatenate(out)
 
 
+def squared_norm_int8(frame: bytes) -> float:
+    block, n_values = struct.unpack_from("<II", frame, 8)
+    total, at = 0.0, 16
+    for start in range(0, n_values, block):
+        n = min(block, n_values - start)
+        scale = float(np.frombuffer(frame, "<f4", 1, at)[0])
+        total += (scale * scale) * float(sum(code * code for code in np.frombuffer(frame, np.int8, n, at + 4).tolist()))
+        at += 4 + n
+    return total
+
+
 def squared_norm(values: Floats, block: int) -> float:
+    """Of the values of every codec but int8."""
     total = 0.0
     for start in range(0, len(values), block):
         lanes = [0.0] * 16

@@ -150,9 +150,9 @@ def test_a_stranger_becomes_a_member_and_hears_the_end(tmp_path: Path, monkeypat
 
 def test_a_run_that_this_version_can_not_compute_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "run")
-    monkeypatch.setattr("coordinator.rounds.policy.NUMERICS_VERSION", 2)
+    monkeypatch.setattr("coordinator.rounds.policy.NUMERICS_VERSION", 3)
     options = ServeOptions(folder.path, http=ANY, listen=ANY, dht=ANY)
-    with pytest.raises(StateError, match="numerics_version is 1, this version computes with 2; serve it with"):
+    with pytest.raises(StateError, match="numerics_version is 2, this version computes with 3; serve it with"):
         asyncio.run(serve(options, lambda _: None, lambda _: None))
 
 

@@ -184,7 +184,7 @@ def test_settings_that_this_version_can_not_read_are_refused(coordinator: Coordi
 @pytest.mark.parametrize(
     ("field", "other", "said"),
     [
-        (b'"numerics_version":1', b'"numerics_version":2', "numerics_version is 2, this version computes with 1"),
+        (b'"numerics_version":2', b'"numerics_version":3', "numerics_version is 3, this version computes with 2"),
         (b'"name":"default"', b'"name":"oracle"', "rule.name is 'oracle', which is no rule"),
     ],
 )

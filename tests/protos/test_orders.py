@@ -138,7 +138,7 @@ def test_what_may_change(key: str, value: Any) -> None:
     [
         ("seed", 9),
         ("name", "other"),
-        ("numerics_version", 2),
+        ("numerics_version", 9),
         ("inner.beta2", 0.5),
         ("inner.optimiser", "sgd"),
         ("codec.name", "fp32"),

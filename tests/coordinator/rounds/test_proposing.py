@@ -67,7 +67,7 @@ OTHER: dict[str, Any] = {
     "results_root": NO_HASH,
     "clip_factor": 0.5,
     "aggregate_norm": 0.0,
-    "numerics_version": 2,
+    "numerics_version": 9,
     "h": 5,
     "lr": 1.0,
     "outer_lr": 0.1,
