@@ -29,11 +29,15 @@ from tests.bench._allreduce_words import (
     Committed,
     Dealt,
     Done,
+    Ended,
     Failed,
     Listening,
+    Measure,
     Meet,
+    Ready,
     Reported,
     Setup,
+    Start,
 )
 from tests.bench._cgroup import MemoryGroup
 from tests.coordinator.made import COORDINATOR, RUN, genesis
@@ -46,7 +50,7 @@ TURN_S = 60.0
 SLOWEST_VALUES_S = 1e6
 """A member may take so much longer than these limits as it has values, at so many a second: from a disk, say."""
 HEAD_START_S = 0.02
-"""So long before its start every member is told of a turn."""
+"""So long before its start every member is told of it."""
 
 
 class AllReduceFailed(RuntimeError):
@@ -121,8 +125,10 @@ class Village:
         self._n_turns += 1
         plan = self._plan(case)
         name = plan_hash(wire.encode(plan))
+        self._say(Begin(case, plan, name, watched))
+        self._all(Ready, TURN_S + self._slack_s)
         start_at = time.monotonic() + HEAD_START_S
-        self._say(Begin(case, plan, name, start_at, watched))
+        self._say(Start(start_at))
         envelopes = [each.envelope for each in self._all(Committed, TURN_S + self._slack_s)]
         commitments: dict[PeerId, Commitment] = {}
         for envelope in envelopes:
@@ -144,6 +150,8 @@ class Village:
             raise AllReduceFailed(f"{n_results} results of {n_chunks} chunks by {replicas}, or reducers differ")
         hashes = tuple(next(iter(found[chunk])) for chunk in range(n_chunks))
         self._say(Agreed(results_root(hashes), hashes))
+        self._all(Ended, TURN_S + self._slack_s)
+        self._say(Measure())
         done = self._all(Done, TURN_S + self._slack_s)
         if len({(each.digest, each.state_digest) for each in done}) != 1:
             raise AllReduceFailed(f"{self._cases[case].name}: the members ended with different values")

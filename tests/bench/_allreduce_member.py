@@ -50,11 +50,15 @@ from tests.bench._allreduce_words import (
     Committed,
     Dealt,
     Done,
+    Ended,
     Failed,
     Listening,
+    Measure,
     Meet,
+    Ready,
     Reported,
     Setup,
+    Start,
 )
 from tests.bench._baselines import SAMPLED_EVERY, gaussian, relative_error
 
@@ -162,14 +166,16 @@ class _Member:
         while isinstance(word := await self._next(), Begin):
             self._input_D *= GROWTH
             self._wanted *= GROWTH
+            self._pipe.send(Ready())
+            start = await self._hear(Start)
             if self._setup.profile and self._setup.rank == 0:
                 profile = cProfile.Profile()
                 profile.enable()
-                done = await self._turn(word)
+                done = await self._turn(word, start.at)
                 profile.disable()
                 profile.dump_stats(self._folder.parent / "profile")
             else:
-                done = await self._turn(word)
+                done = await self._turn(word, start.at)
             self._pipe.send(done)
         await self._peers.close()
         await server.stop()
@@ -178,11 +184,11 @@ class _Member:
 
     # -- one all-reduce -------------------------------------------------------------------------------------------
 
-    async def _turn(self, begin: Begin) -> Done:
+    async def _turn(self, begin: Begin, start_at: float) -> Done:
         case = self._setup.cases[begin.case]
         before, private = self._stages.sums(), _PrivateMemory()
         watching = asyncio.create_task(private.watch() if begin.watched else asyncio.sleep(0))
-        await asyncio.sleep(max(0.0, begin.start_at - time.monotonic()))
+        await asyncio.sleep(max(0.0, start_at - time.monotonic()))
         cpu_s, began = _cpu_s(), time.monotonic()
         marks: dict[str, float] = {}
 
@@ -207,6 +213,8 @@ class _Member:
         state_digest = await self._step(agreed)
         mark("stepped")
         ended_at, cpu_s = time.monotonic(), _cpu_s() - cpu_s
+        self._pipe.send(Ended())
+        await self._hear(Measure)
         watching.cancel()
         held_bytes = self._held_bytes()
         if self._exchanging is not None:

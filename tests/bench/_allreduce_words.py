@@ -57,13 +57,24 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Leader: one all-reduce, from this instant of the machine's monotonic clock on."""
+    """Leader: the next all-reduce; make the values for it."""
 
     case: int
     plan: Plan
     plan_hash: bytes
-    start_at: float
     watched: bool  # whether to look at the memory all the time, which takes time
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Member: they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Leader: from this instant of the machine's monotonic clock on."""
+
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +104,18 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """Member: I hold the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Leader: all have ended, so what measuring takes is nobody's time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """Member: I hold the mean. Everything after `ended_at` was measured after it."""
+    """Member: what I have, and when I had it."""
 
     ended_at: float
     cpu_s: float
