@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import random
 import socket
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
 
@@ -15,6 +17,10 @@ from coordinator.errors import MachineError, UsageError
 ENDS_S = 10.0
 AGAIN_S = 0.1
 ANY = ("0.0.0.0", "::", "")
+KEPT_FROM_PORT = 10240
+KEPT_TRIES = 64
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_OUTGOING_FROM_PORT = 32768  # Linux's default; elsewhere it begins higher
 _ELSEWHERE = ("192.0.2.1", 9)  # a documentation address (RFC 5737): it chooses a route, nothing is sent
 _ELSEWHERE_6 = ("2001:db8::1", 9)  # RFC 3849
 _INNER = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc", "podman", "tun", "tap", "wg")
@@ -59,12 +65,16 @@ def parse(text: str, option: str, *, asked: bool = True, remembered: bool = Fals
 
 
 def bind(address: Address) -> socket.socket:
-    """A bound TCP socket. A taken default port gives way to a free one; one that was asked for raises MachineError."""
+    """A bound TCP socket. A taken default port gives way to a free one; one that was asked for raises MachineError.
+
+    A free one will be wanted again at the next start. So it is none of those that the system gives to connections that
+    go out, for any of them could have it then.
+    """
     try:
-        return _bound(address.host, address.port)
+        return _bound(address.host, address.port) if address.port else _bound_to_free(address.host)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and not address.asked:
-            return _bound(address.host, 0)
+            return _bound_to_free(address.host)
         raise _cannot_listen(address, error) from error
 
 
@@ -108,6 +118,25 @@ def _cannot_listen(address: Address, error: OSError) -> MachineError:
     else:
         why, remedy = error.strerror or str(error), "give an address of this machine"
     return MachineError(f"{address.option} {address}: {why}", f"{remedy} with {address.option} HOST:PORT")
+
+
+def _bound_to_free(host: str) -> socket.socket:
+    ports = range(KEPT_FROM_PORT, outgoing_from())
+    for port in random.SystemRandom().sample(ports, min(KEPT_TRIES, len(ports))):
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # the latter: kept for something else
+                raise
+    return _bound(host, 0)
+
+
+def outgoing_from() -> int:
+    """The first port that the system gives to connections which go out."""
+    try:
+        return int(_OUTGOING.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _OUTGOING_FROM_PORT
 
 
 def _bound(host: str, port: int) -> socket.socket:

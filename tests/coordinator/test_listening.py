@@ -1,16 +1,18 @@
-"""Which of a machine's addresses others are told."""
+"""Which of a machine's addresses others are told, and which ports are chosen."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from coordinator import listening
-from coordinator.listening import own_hosts, public_hosts
+from coordinator.errors import MachineError
+from coordinator.listening import own_hosts, parse, public_hosts
 
 Interfaces = dict[str, tuple[str, ...]]
 Machine = Callable[..., None]
@@ -77,3 +79,34 @@ def test_what_is_given_goes_before_what_is_found(
 ) -> None:
     machine(MANY)
     assert public_hosts(listen, advertise) == told
+
+
+def test_a_port_that_is_kept_is_none_that_an_outgoing_connection_may_have() -> None:
+    """Else, after a crash, a connection that nobody thinks of keeps the coordinator from its own port."""
+    free = parse("127.0.0.1:0", "--http")
+    for _ in range(20):
+        with listening.bind(free) as bound:
+            assert listening.KEPT_FROM_PORT <= bound.getsockname()[1] < listening.outgoing_from()
+    with listening.bind(free) as bound:
+        taken = parse(f"127.0.0.1:{bound.getsockname()[1]}", "--http", asked=False)
+        with listening.bind(taken) as other:
+            port = other.getsockname()[1]
+    assert port != taken.port
+    assert listening.KEPT_FROM_PORT <= port < listening.outgoing_from()
+
+
+@pytest.mark.parametrize("ports", ["1024 65535", "0", "nonsense", None], ids=str)
+def test_where_the_system_keeps_no_ports_apart_any_free_one_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: str | None
+) -> None:
+    said = tmp_path / "ip_local_port_range"
+    if ports is not None:
+        said.write_text(f"{ports}\n")
+    monkeypatch.setattr(listening, "_OUTGOING", said)
+    with listening.bind(parse("127.0.0.1:0", "--http")) as bound:
+        assert bound.getsockname()[1] >= 1024
+
+
+def test_a_host_that_is_not_here_is_said_at_once() -> None:
+    with pytest.raises(MachineError, match=r"--http 192\.0\.2\.1:0: no interface of this machine has this address"):
+        listening.bind(parse("192.0.2.1:0", "--http"))
