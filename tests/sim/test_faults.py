@@ -35,7 +35,7 @@ def test_what_failed_once(phase: str, fault: str, seed: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("n", range(1, 4))
+@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 6))])
 @pytest.mark.parametrize("phase", PHASES)
 def test_faults_with_other_seeds(phase: str, n: int) -> None:
     for case in CASES:

@@ -245,8 +245,9 @@ def test_some_worlds_recover() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.sim
-def test_many_worlds_recover() -> None:
-    for seed in range(1_000, 1_500):
+@pytest.mark.parametrize("n", [150, pytest.param(1_000, marks=pytest.mark.long)])
+def test_many_worlds_recover(n: int) -> None:
+    for seed in range(1_000, 1_000 + n):
         assert_recovers(seed)
 
 
