@@ -39,7 +39,9 @@ HIVEMIND_TENSOR_VALUES = 1 << 20
 
 
 TRIES = 5
-"""Turns of a baseline until one averages: now and then hivemind leaves a peer's values out, and reports success."""
+"""Turns of a baseline until one averages: now and then hivemind leaves a peer's values out and reports success, or its
+peers wait for each other until their time is up."""
+HIVEMIND_S = 30.0
 
 
 class BaselineFailed(RuntimeError):
@@ -47,7 +49,7 @@ class BaselineFailed(RuntimeError):
 
 
 class NotAveraged(BaselineFailed):
-    """It finished, with something else than the mean."""
+    """A turn ended without the mean; the next one may not."""
 
 
 def gaussian(seed: int, peer: int, n_values: int) -> Floats:
@@ -92,7 +94,10 @@ class Baseline:
         """
         self._all("prepare")
         began = time.monotonic()
-        ended_at: float = max(answer["ended_at"] for answer in self._all("go"))  # one clock for a machine's processes
+        answers = self._all("go")
+        if missed := next((answer["missed"] for answer in answers if "missed" in answer), ""):
+            raise NotAveraged(f"{self.name}: {missed}")
+        ended_at: float = max(answer["ended_at"] for answer in answers)  # one clock for all processes of a machine
         error = max(answer["error"] for answer in self._all("measure"))
         self.error = error if math.isnan(self.error) else max(self.error, error)
         if not error <= self._error_limit:
@@ -292,13 +297,13 @@ class _Hivemind:
             for tensor in tensors:
                 tensor.numpy()[:] = input_D[at : at + tensor.numel()]
                 at += tensor.numel()
-        self._step = self._averager.step(wait=False, require_trigger=True, timeout=TURN_S / 2)
+        self._step = self._averager.step(wait=False, require_trigger=True, timeout=HIVEMIND_S)
         while self._step.stage not in self._stages and not self._step.done():
             time.sleep(0.005)
 
     def go(self) -> None:
         self._step.allow_allreduce()
-        group = self._step.result(timeout=TURN_S / 2)
+        group = self._step.result(timeout=HIVEMIND_S)
         if group is None or len(group) != self._n_peers:
             raise BaselineFailed(f"averaged with {len(group or ())} of {self._n_peers} peers")
 
@@ -334,8 +339,11 @@ def _work(kind: str, rank: int, n_peers: int, n_values: int, seed: int, folder: 
                 collective.prepare(input_D)
                 say({"ready": True})
             elif word == "go":
-                collective.go()
-                say({"ended_at": time.monotonic()})
+                try:
+                    collective.go()
+                    say({"ended_at": time.monotonic()})
+                except Exception as error:
+                    say({"missed": f"{type(error).__name__} {error}".rstrip()})
             elif word == "measure":
                 say({"error": relative_error(collective.outcome(), wanted)})
         with contextlib.suppress(Exception):

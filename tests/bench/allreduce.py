@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -50,28 +51,26 @@ def main(
 ) -> None:
     """Compare all-reduces; exits with 1 if members end with different values or too far from the true mean."""
     wanted = [name for name in only.split(",") if name]
-    cases = [case for case in _cases(values, peers) if not wanted or case.name in wanted]
+    cases = _cases(values, peers)
+    known = [*(case.name for case in cases), GLOO, HIVEMIND]
+    if unknown := next((name for name in wanted if name not in known), ""):
+        raise typer.BadParameter(f"{unknown!r} is none of {', '.join(known)}", param_hint="--only")
+    cases = [case for case in cases if not wanted or case.name in wanted]
     took: dict[str, list[float]] = {}
     warm: dict[str, Turn] = {}
     last: dict[str, Turn] = {}
     with ExitStack() as stack:
         takes: dict[str, Callable[[], float]] = {}
         try:
-            village = stack.enter_context(
-                Village(cases, peers, seed=seed, loop=loop, profile=profile, memory_bytes=memory * 2**20, outer=outer)
-            )
-
-            def take(index: int, name: str) -> float:
-                if name not in warm:
-                    if not memory:  # there, what the first turn takes is of interest too
-                        village.turn(index)
-                    warm[name] = village.turn(index, watched=True)
-                    return warm[name].seconds
-                last[name] = village.turn(index)
-                return last[name].seconds
-
-            for index, case in enumerate(cases):
-                takes[case.name] = lambda index=index, name=case.name: take(index, name)  # type: ignore[misc]
+            village = None
+            if cases:
+                village = stack.enter_context(
+                    Village(
+                        cases, peers, seed=seed, loop=loop, profile=profile, memory_bytes=memory * 2**20, outer=outer
+                    )
+                )
+                for index, case in enumerate(cases):
+                    takes[case.name] = partial(_take, village, index, case.name, warm, last, cold=bool(memory))
             for name, make in ((GLOO, gloo_fp32), (HIVEMIND, hivemind_fp16)):
                 if not wanted or name in wanted:
                     takes[name] = stack.enter_context(make(peers, values, seed=seed)).average
@@ -81,7 +80,7 @@ def main(
                     if turn:
                         took.setdefault(name, []).append(seconds)
                     report.say(f"turn {turn}: {name} {seconds:.3f} s")
-            peak_bytes = village.peak_bytes()
+            peak_bytes = village.peak_bytes() if village else 0
         except (AllReduceFailed, BaselineFailed, NoCgroup) as error:
             report.say(str(error))
             raise typer.Exit(1) from None
@@ -96,6 +95,19 @@ def main(
     if any(not error <= ERROR_LIMIT for name, error in errors.items() if name != DEFAULT):
         report.say(f"too far from the true mean: {errors}")
         raise typer.Exit(1)
+
+
+def _take(
+    village: Village, index: int, name: str, warm: dict[str, Turn], last: dict[str, Turn], *, cold: bool
+) -> float:
+    """One turn of a case in seconds; the first one is watched, which takes time, after one that warms up."""
+    if name in warm:
+        last[name] = village.turn(index)
+        return last[name].seconds
+    if not cold:  # there, what the first turn takes is of interest too
+        village.turn(index)
+    warm[name] = village.turn(index, watched=True)
+    return warm[name].seconds
 
 
 def _cases(n_values: int, n_peers: int) -> list[Case]:
