@@ -16,9 +16,22 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     print("\n".join(tomllib.load(file)["project"]["dependencies"]))
 ' >"$work/requirements.txt"
-for version in "$@"; do
+resolve() {
+  local version=$1
+  local report=$work/$version.json log=$work/$version.log
   "${pip[@]}" install --dry-run --ignore-installed --only-binary=:all: --python-version "$version" \
-    --target "$work/none" --find-links "$work/wheels" --report "$work/report.json" \
-    -c deploy/constraints.txt -r "$work/requirements.txt" 2>"$work/log" || { cat "$work/log"; exit 1; }
-  echo "Python $version: $("$python" -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["install"]))' "$work/report.json") packages"
+    --target "$work/none" --find-links "$work/wheels" --report "$report" \
+    -c deploy/constraints.txt -r "$work/requirements.txt" 2>"$log" || { cat "$log"; return 1; }
+  echo "Python $version: $("$python" -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["install"]))' "$report") packages"
+}
+
+all=()
+for version in "$@"; do
+  resolve "$version" &
+  all+=($!)
 done
+failed=0
+for one in "${all[@]}"; do
+  wait "$one" || failed=1
+done
+exit "$failed"
