@@ -15,7 +15,7 @@ from aggregation.codec.topk import BLOCK_STEP as TOPK_BLOCK_STEP
 from aggregation.errors import RuleError, SpecError
 
 NUMERICS_VERSION = 2
-"""Raised when any result's bytes change: arithmetic, order of sums, canonical form, hashes. See README."""
+"""Raised when any result's bytes or norm change: arithmetic, order of sums, canonical form, hashes. See README."""
 
 MAX_VALUES = 1 << 42
 MAX_CHUNK_VALUES = 1 << 28

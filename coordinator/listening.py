@@ -18,6 +18,7 @@ ENDS_S = 10.0
 AGAIN_S = 0.1
 ANY = ("0.0.0.0", "::", "")
 KEPT_FROM_PORT = 10240
+"""Ports that are chosen here are from this one on: those below are what programs listen on by default."""
 KEPT_TRIES = 64
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _OUTGOING_FROM_PORT = 32768  # Linux's default; elsewhere it begins higher

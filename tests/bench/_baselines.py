@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.bench.report import say
+from tests.bench import report
 
 Floats = NDArray[np.float32]
 
@@ -110,7 +110,7 @@ class Baseline:
             try:
                 return self.turn()
             except NotAveraged as error:
-                say(f"{error}: that turn does not count")
+                report.say(f"{error}: that turn does not count")
         return self.turn()
 
     def close(self) -> None:

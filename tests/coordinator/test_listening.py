@@ -81,28 +81,34 @@ def test_what_is_given_goes_before_what_is_found(
     assert public_hosts(listen, advertise) == told
 
 
-def test_a_port_that_is_kept_is_none_that_an_outgoing_connection_may_have() -> None:
+@pytest.fixture
+def outgoing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a system says which ports connections that go out may have; nothing is there yet."""
+    said = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(listening, "_OUTGOING", said)
+    return said
+
+
+def test_a_port_that_is_kept_is_none_that_an_outgoing_connection_may_have(outgoing: Path) -> None:
     """Else, after a crash, a connection that nobody thinks of keeps the coordinator from its own port."""
+    first = listening.KEPT_FROM_PORT + 2_000
+    outgoing.write_text(f"{first}\t60999\n")
     free = parse("127.0.0.1:0", "--http")
     for _ in range(20):
         with listening.bind(free) as bound:
-            assert listening.KEPT_FROM_PORT <= bound.getsockname()[1] < listening.outgoing_from()
+            assert listening.KEPT_FROM_PORT <= bound.getsockname()[1] < first
     with listening.bind(free) as bound:
         taken = parse(f"127.0.0.1:{bound.getsockname()[1]}", "--http", asked=False)
         with listening.bind(taken) as other:
             port = other.getsockname()[1]
     assert port != taken.port
-    assert listening.KEPT_FROM_PORT <= port < listening.outgoing_from()
+    assert listening.KEPT_FROM_PORT <= port < first
 
 
 @pytest.mark.parametrize("ports", ["1024 65535", "0", "nonsense", None], ids=str)
-def test_where_the_system_keeps_no_ports_apart_any_free_one_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: str | None
-) -> None:
-    said = tmp_path / "ip_local_port_range"
+def test_where_the_system_keeps_no_ports_apart_any_free_one_will_do(outgoing: Path, ports: str | None) -> None:
     if ports is not None:
-        said.write_text(f"{ports}\n")
-    monkeypatch.setattr(listening, "_OUTGOING", said)
+        outgoing.write_text(f"{ports}\n")
     with listening.bind(parse("127.0.0.1:0", "--http")) as bound:
         assert bound.getsockname()[1] >= 1024
 
